@@ -1,0 +1,17 @@
+# Every package of the distribution that the project links (docs/dependencies.md says why each).
+find_package(Threads REQUIRED)
+find_package(Protobuf REQUIRED)  # CMake's module: Debian ships no protobuf-config.cmake
+find_package(absl CONFIG REQUIRED)
+find_package(gRPC CONFIG REQUIRED)
+find_package(prometheus-cpp CONFIG REQUIRED)
+find_package(Boost 1.81 CONFIG REQUIRED COMPONENTS json)
+find_package(CLI11 CONFIG REQUIRED)
+find_package(OpenSSL REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+add_library(PCRE2::PCRE2 ALIAS PkgConfig::PCRE2)
+add_library(xxHash::xxHash ALIAS PkgConfig::XXHASH)
+if(LODESTONE_TESTS)
+  find_package(GTest CONFIG REQUIRED)
+endif()
