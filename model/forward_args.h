@@ -7,21 +7,6 @@
 
 namespace lodestone {
 
-// State of one compressor for every sequence slot, fp32 (docs/model.md 8.5).
-struct CompressorStateView {
-  TensorView kv;     // f32 [S, rows, w]  ratio 4: 8 rows, w = 2c; ratio 128: 128 rows, w = c
-  TensorView score;  // f32, same shape; includes ape; -inf where nothing was written
-};
-
-// The cache of one layer, as views into memory that the engine's cache pool owns.
-struct LayerCacheView {
-  RowStore ring;                    // [S, W] latents
-  RowStore entries;                 // [P, kPageTokens / ratio] latents; unset in window layers
-  CompressorStateView state;        // of the latent compressor; unset in window layers
-  RowStore index_keys;              // [P, kPageTokens / 4]; ratio-4 layers only
-  CompressorStateView index_state;  // of the index-key compressor; ratio-4 layers only
-};
-
 // What a caller may watch during a pass; unset functions cost nothing. Called on the loop thread,
 // in layer order, after the stream has drained; the views are valid during the call only.
 struct ForwardProbe {

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/model_config.h"
+#include "model/safetensors.h"
+
+namespace lodestone {
+
+struct CheckpointOptions {
+  std::string overlay;          // safetensors file whose tensors replace those of the checkpoint
+  bool verify_weights = false;  // the model id covers every byte of every file, not headers only
+};
+
+// A checkpoint folder in the official layout: config.json beside model.safetensors, or beside
+// shards and model.safetensors.index.json. The files stay mapped while this lives. Once opened, the
+// tensors are exactly those that its config asks for, with the right shapes and types.
+// Thread-safe (const).
+class Checkpoint {
+ public:
+  // NOT_FOUND for a missing file; INVALID_ARGUMENT naming the file and the tensor for everything
+  // that does not match: truncated, missing, surplus, misshaped, of another type, an index that
+  // contradicts its shards. Tensors of the MTP block (`mtp.*`) are skipped with one log line.
+  // FP8 and FP4 tensors are refused by name.
+  static absl::StatusOr<Checkpoint> Open(const std::string& directory,
+                                         const CheckpointOptions& options);
+
+  const ModelConfig& config() const { return config_; }
+  // SHA-256 as 64 lower-case hex digits over config, index, shard headers and overlay (whole), or
+  // over every byte with `verify_weights`. Two workers with equal ids hold the same model.
+  const std::string& model_id() const { return model_id_; }
+
+  // REQUIRES: `name` is one of TensorInventory(config()).
+  const TensorView& Find(std::string_view name) const;
+  // The file that holds it, for messages.
+  const std::string& FileOf(std::string_view name) const;
+  // Tells the system that the pages of this tensor's file range are not needed any more.
+  void DropPages(std::string_view name) const;
+
+  // In file order, as inspected by people.
+  struct Entry {
+    std::string name;
+    std::string file;
+    TensorView tensor;
+  };
+  std::vector<Entry> Entries() const;
+
+ private:
+  struct Located {
+    const SafetensorsFile* file = nullptr;
+    TensorView tensor;
+  };
+
+  absl::Status OpenFiles(const std::string& directory);
+  absl::Status AddShard(const std::string& path, const std::string& shard,
+                        const std::map<std::string, std::string>* weight_map);
+  absl::Status ApplyOverlay(const std::string& path);
+  absl::Status CheckInventory() const;
+  absl::Status CheckQuantised() const;
+  absl::Status ComputeModelId(const std::string& config_text, const CheckpointOptions& options);
+
+  ModelConfig config_;
+  std::string model_id_;
+  std::string index_text_;
+  std::string index_path_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;  // shards in name order, then the overlay
+  std::map<std::string, Located, std::less<>> tensors_;
+};
+
+}  // namespace lodestone
