@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/ids.h"
+#include "kvtransfer/manifest.h"
+
+namespace lodestone {
+
+class SequenceCache;
+
+// The decode worker's view of leases, as the receiver needs it. Called on the loop thread only.
+class HandoffTarget {
+ public:
+  virtual ~HandoffTarget() = default;
+  // The cache that the lease's rows go into, grown to hold `num_tokens`. NOT_FOUND: no such lease
+  // (cancelled, expired); INVALID_ARGUMENT: more tokens than were reserved.
+  virtual absl::StatusOr<SequenceCache*> CacheFor(LeaseId lease, int64_t num_tokens) = 0;
+  // Every row of the handoff arrived and was verified: the request starts to decode.
+  virtual absl::Status Adopt(Handoff handoff) = 0;
+  // The hand-off failed (DATA_LOSS) or its prefill worker gave it up or died (UNAVAILABLE /
+  // CANCELLED): free the lease and tell its router.
+  virtual void Abandon(LeaseId lease, const absl::Status& why) = 0;
+  // The prefill worker named these leases: they live on.
+  virtual void Named(std::span<const LeaseId> leases) = 0;
+};
+
+// The decode side of all hand-offs of a worker: accepts links, grants receive slots, scatters rows,
+// checks digests and row counts. Belongs to the worker's loop thread; nothing here blocks.
+class Receiver {
+ public:
+  virtual ~Receiver() = default;
+  // Takes in what links and transports reported; scatters complete slots; adopts. Call after every
+  // step and at least every 50 ms. Returns true if anything moved.
+  virtual bool Pump(HandoffTarget& target) = 0;
+  // Decode gave the lease up (cancel, expiry, finish): later offers for it are skipped for 60 s and
+  // prefill is told.
+  virtual void Release(LeaseId lease, std::string_view reason) = 0;
+  virtual std::vector<std::string> LinkedInstances() const = 0;
+  virtual std::vector<std::string> RefusedLinks() const = 0;  // "instance: reason", newest last
+};
+
+}  // namespace lodestone

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/ids.h"
+#include "kvtransfer/manifest.h"
+
+namespace lodestone {
+
+class SequenceCache;
+
+// What became of a hand-off. Exactly one per Begin, unless Forget came first.
+struct HandoffOutcome {
+  LeaseId lease;
+  absl::Status status;  // OK: adopted, decode owns the request now. DATA_LOSS: rows arrived wrong.
+                        // UNAVAILABLE: the link or the peer is gone. CANCELLED: decode gave it up.
+};
+
+// The prefill side of all hand-offs of a worker: packs rows into staging slots as the caches grow,
+// offers them over the link of their decode worker, and says when each is adopted. Belongs to the
+// worker's loop thread; nothing here blocks. A link is opened on first use and shared by all
+// requests to the same decode instance (kvtransfer/link.h).
+//
+// States of a hand-off: begun -> growing (GrowTo, any number) -> closed (Finish) -> adopted | failed.
+// Forget is legal in every state and tells decode (Cancel), which frees its side.
+class Sender {
+ public:
+  virtual ~Sender() = default;
+
+  // `cache` is not owned; it and its pages must stay as they are until the outcome or Forget.
+  virtual void Begin(LeaseId lease, const InstanceId& decode, const std::string& decode_address,
+                     const SequenceCache* cache) = 0;
+  // Rows of the first `num_tokens` tokens are complete in the cache and may be sent.
+  virtual void GrowTo(LeaseId lease, int64_t num_tokens) = 0;
+  // All rows are complete: final rows follow and then `handoff`.
+  virtual void Finish(LeaseId lease, Handoff handoff) = 0;
+  virtual void Forget(LeaseId lease, std::string_view reason) = 0;
+
+  // Moves everything forward that can move: packs into free slots, takes in what the links
+  // reported. Call after every step and at least every 50 ms. Returns the outcomes since last time.
+  virtual std::vector<HandoffOutcome> Pump() = 0;
+
+  // Bytes offered so far for this lease, for the reply to the router.
+  virtual int64_t BytesOffered(LeaseId lease) const = 0;
+  // Instances whose link is up.
+  virtual std::vector<std::string> LinkedInstances() const = 0;
+};
+
+}  // namespace lodestone
