@@ -4,6 +4,7 @@
 #include <span>
 
 #include "runtime/cache_format.h"
+#include "runtime/cache_views.h"
 #include "runtime/tensor.h"
 
 // One struct per op: shape, type and meaning of every field, the formula and its source.
@@ -26,13 +27,6 @@ struct PackedWeight {
   int64_t k = 0;       // inputs per group
   int64_t groups = 1;  // out[t, g*n + i] = sum_j x[t, g*k + j] * weight[g*n + i, j]
   DType dtype = DType::kBf16;  // of the checkpoint tensor: kBf16 or kF32
-};
-
-// Rows of one cache kind and layer: planar, payloads then scales (runtime/cache_format.h).
-// Row r of block b is payload[b, r, :] and scale[b, r, :]; a block is a page or a sequence slot.
-struct RowStore {
-  TensorView payload;  // u8 [blocks, rows, payload bytes]
-  TensorView scale;    // u8 [blocks, rows, scale bytes]; empty() if the format has none
 };
 
 // Which tokens belong to which sequence. Tokens of one sequence are adjacent, positions ascend by 1.
@@ -268,34 +262,6 @@ struct MoeExpertsParams {
   float limit = 0;     // swiglu_limit
   TensorView scratch;  // u8 [MoeExpertsScratchBytes(T, experts_per_token, D, I, E)]
   TensorView out;      // act [T, D]
-};
-
-// The cache kinds whose rows travel. Names are the memory pools of the metrics.
-enum class CacheKind : uint8_t {
-  kLatentsIndexed, kLatentsDense, kIndexKeys, kExactIndexKeys, kRingWindows, kCompressorStates,
-};
-inline constexpr int kNumCacheKinds = 6;
-constexpr std::string_view Name(CacheKind kind) {
-  constexpr std::string_view kNames[kNumCacheKinds] = {
-      "latents_indexed", "latents_dense", "index_keys",
-      "exact_index_keys", "ring_windows", "compressor_states"};
-  return kNames[static_cast<int>(kind)];
-}
-
-// `num_rows` rows of one kind and layer whose parts are regularly spaced in memory. A row is the
-// concatenation of its parts; one digest covers it.
-struct RowRun {
-  CacheKind kind = CacheKind::kLatentsIndexed;
-  int32_t layer = 0;
-  int64_t first_entry = 0;  // entry number, or position, or state row, of the first row
-  int64_t num_rows = 0;
-  static constexpr int kMaxParts = 2;
-  int num_parts = 0;
-  std::byte* part[kMaxParts] = {};        // address of the first row's part
-  int64_t part_bytes[kMaxParts] = {};     // bytes of the part in every row
-  int64_t part_stride[kMaxParts] = {};    // bytes from one row's part to the next row's
-  int64_t row_bytes() const { return part_bytes[0] + (num_parts > 1 ? part_bytes[1] : 0); }
-  int64_t bytes() const { return row_bytes() * num_rows; }
 };
 
 // Digest of rows: sum mod 2^64 over rows of XXH64(row bytes, seed = Mix(kind, layer, entry)). Sums
