@@ -1,7 +1,6 @@
 // What this build is.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 namespace lodestone {

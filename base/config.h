@@ -54,8 +54,8 @@ using FieldRef = std::variant<bool*, int64_t*, double*, std::string*, std::vecto
                               ByteSize*, std::chrono::milliseconds*>;
 
 struct FieldTraits {
-  std::vector<std::string> allowed;  // of a string or a list: the only values; empty = any
-  bool required = false;             // a default is not enough
+  std::vector<std::string> allowed = {};  // of a string or a list: the only values; empty = any
+  bool required = false;                  // a default is not enough
   bool positional = false;  // an argument without a flag; string or list; not in env or file
   bool secret = false;      // never printed
 };
@@ -76,9 +76,9 @@ struct ConfigValue {
 
 struct ParseOutcome {
   bool exit = false;  // --help, --version, --print-config: print `text` on stdout and exit 0
-  std::string text;
-  std::vector<ConfigValue> values;    // every setting, in the order of VisitFields
-  std::vector<std::string> warnings;  // LODESTONE_ variables that look like a misspelt setting
+  std::string text = {};
+  std::vector<ConfigValue> values = {};    // every setting, in the order of VisitFields
+  std::vector<std::string> warnings = {};  // LODESTONE_ variables that look like a misspelt setting
 };
 
 // The visitor that VisitFields is called with.

@@ -10,9 +10,9 @@ namespace lodestone {
 struct SamplingParams {
   double temperature = 0;  // 0: greedy
   double top_p = 1;
-  int32_t top_k = 0;       // 0: off
+  int32_t top_k = 0;  // 0: off
   double min_p = 0;
-  uint64_t seed = 0;       // randomness = f(seed, index of the generated token)
+  uint64_t seed = 0;  // randomness = f(seed, index of the generated token)
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   int32_t max_new_tokens = 1;  // from the original prompt, replays included

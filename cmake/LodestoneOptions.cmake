@@ -30,3 +30,17 @@ if(LODESTONE_SANITIZE)
 elseif(CMAKE_BUILD_TYPE STREQUAL "Release")
   add_compile_definitions(_FORTIFY_SOURCE=2)
 endif()
+
+# What base/build_info.h reports.
+set_source_files_properties(base/build_info.cc PROPERTIES COMPILE_DEFINITIONS
+  "LODESTONE_VERSION=\"${PROJECT_VERSION}\";LODESTONE_BUILD_TYPE=\"${CMAKE_BUILD_TYPE}\"")
+
+# Named faults that tests inject (base/failpoint.h).
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  option(LODESTONE_FAILPOINTS "Compile the failpoints in" OFF)
+else()
+  option(LODESTONE_FAILPOINTS "Compile the failpoints in" ON)
+endif()
+if(LODESTONE_FAILPOINTS)
+  add_compile_definitions(LODESTONE_FAILPOINTS_ENABLED)
+endif()

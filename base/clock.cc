@@ -1,0 +1,31 @@
+#include "base/clock.h"
+
+namespace lodestone {
+namespace {
+
+class SystemClocks final : public Clock {
+ public:
+  TimePoint Now() const override { return std::chrono::steady_clock::now(); }
+  WallTime WallNow() const override { return std::chrono::system_clock::now(); }
+};
+
+}  // namespace
+
+Clock* RealClock() {
+  static SystemClocks clocks;
+  return &clocks;
+}
+
+TimePoint FakeClock::Now() const { return TimePoint(elapsed_.load()); }
+
+WallTime FakeClock::WallNow() const {
+  return WallTime(std::chrono::duration_cast<WallTime::duration>(elapsed_.load()));
+}
+
+void FakeClock::Advance(std::chrono::nanoseconds step) {
+  std::chrono::nanoseconds before = elapsed_.load();
+  while (!elapsed_.compare_exchange_weak(before, before + step)) {
+  }
+}
+
+}  // namespace lodestone
