@@ -6,9 +6,9 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "kernels/op_params.h"
+#include "runtime/cache_views.h"
 
-// The digest of one cache row. Digests of rows are added mod 2^64 (RowDigests in kernels/op_params.h),
+// The digest of one cache row. Digests of rows are added mod 2^64 (RowDigests of kernels/op_params.h),
 // so a sum does not depend on order or on how rows are split into slots, and still sees a row that
 // was swapped, repeated, moved or altered. One definition for all backends and both ends of a link.
 namespace lodestone {
