@@ -70,7 +70,7 @@ enum class MetricId {
   // Facts.
   kBuildInfo,
   kConfigInfo,
-  kUptime,
+  kStartTime,
 };
 
 struct MetricDef {
