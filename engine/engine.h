@@ -11,10 +11,13 @@
 #include "base/sampling_params.h"
 #include "engine/engine_options.h"
 #include "engine/sequence.h"
+#include "kernels/ops.h"
 #include "kvcache/cache_pool.h"
+#include "kvcache/layout.h"
 #include "kvcache/planner.h"
-#include "model/forward_args.h"
+#include "model/format_choice.h"
 #include "model/model_config.h"
+#include "runtime/stream.h"
 
 namespace lodestone {
 
@@ -43,22 +46,32 @@ class Engine {
 
   const ModelConfig& config() const;
   const EngineOptions& options() const;
+  const FormatChoice& formats() const;
   const MemoryPlan& plan() const;
+  const LayoutDescriptor& layout() const;  // what must agree with a peer
+  const std::string& model_id() const;     // SHA-256 of the checkpoint's description
   CachePool& cache();
   const Ops& ops() const;
   Stream& stream();
 
-  // Takes slot and pages for the worst case (tokens + max new tokens still to come).
-  // INVALID_ARGUMENT: over the context or the whole cache, or a token outside the vocabulary (both
-  // numbers in the message); RESOURCE_EXHAUSTED: does not fit now.
+  // INVALID_ARGUMENT, with both numbers or the field and its value, for a request that this engine
+  // could never serve: empty, over the context, a token outside the vocabulary, bad sampling.
+  absl::Status CheckRequest(std::span<const int32_t> tokens, int32_t num_generated,
+                            const SamplingParams& sampling) const;
+
+  // A sequence whose last `num_generated` tokens were generated already, with room in the cache for
+  // `cache_tokens` tokens: WorstCaseTokens, or just the tokens where somebody else decodes.
+  // Errors: those of CheckRequest; INVALID_ARGUMENT if the cache could never hold it;
+  // RESOURCE_EXHAUSTED if it cannot now.
   absl::StatusOr<std::unique_ptr<Sequence>> NewSequence(std::vector<int32_t> tokens,
                                                         int32_t num_generated,
-                                                        const SamplingParams& sampling);
+                                                        const SamplingParams& sampling,
+                                                        int64_t cache_tokens);
 
-  // One forward pass over all parts (at most options.max_batch_tokens tokens and
-  // plan().max_sequences parts). A part that ends at the last known token of its sequence samples
+  // One forward pass over all parts (at most options.max_batch_tokens tokens, at most
+  // options.max_sequences parts). A part that ends at the last known token of its sequence samples
   // the next one, which is appended to the sequence. Results do not depend on which parts share
-  // the step. An error leaves the engine unusable (INTERNAL).
+  // the step. After an error the engine must not be used again (INTERNAL).
   absl::StatusOr<std::vector<StepResult>> Step(std::span<const StepPart> parts);
 
  private:
@@ -66,5 +79,16 @@ class Engine {
   explicit Engine(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// Tokens that a request may come to: those it has and all it may still generate.
+constexpr int64_t WorstCaseTokens(int64_t num_tokens, int32_t num_generated,
+                                  const SamplingParams& sampling) {
+  return num_tokens + sampling.max_new_tokens - num_generated;
+}
+
+// How the memory of an engine with these options would be divided; what Engine::Create uses, and
+// `lodestone plan` without loading a weight.
+absl::StatusOr<MemoryPlan> PlanEngine(const EngineOptions& options, const ModelConfig& config,
+                                      const FormatChoice& formats, const Ops& ops);
 
 }  // namespace lodestone

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/op_params.h"
+
+namespace lodestone {
+
+struct StepPart;
+
+// The flat token arrays and tables of one step, in memory that is allocated once.
+class Batch {
+ public:
+  Batch(int64_t max_tokens, int64_t max_sequences);
+
+  // Fills the arrays from the parts; every part's pages cover its tokens already.
+  // REQUIRES: the parts stay within the constructor's bounds.
+  void Fill(std::span<const StepPart> parts);
+
+  TensorView ids() const { return ids_; }
+  const BatchIndex& index() const { return index_; }
+  TensorView num_visible_indexed() const { return num_visible_; }
+  int64_t max_visible_indexed() const { return max_visible_; }
+  int64_t max_position() const { return max_position_; }
+  // Rows whose logits are wanted, and the part each belongs to.
+  TensorView logit_rows() const { return logit_rows_; }
+  std::span<const size_t> logit_parts() const { return logit_parts_; }
+
+ private:
+  void AppendPart(size_t number, const StepPart& part);
+  void MakeViews();
+
+  std::vector<int32_t> id_, position_, token_seq_, visible_;  // [T]
+  std::vector<int32_t> first_, count_, slot_, table_;         // [B], table [B, columns]
+  std::vector<int32_t> rows_;                                 // [R]
+  std::vector<size_t> logit_parts_;                           // [R]
+  TensorView ids_, num_visible_, logit_rows_;
+  BatchIndex index_;
+  int64_t num_columns_ = 1;  // of the block table
+  int64_t max_visible_ = 0;
+  int64_t max_position_ = 0;
+};
+
+}  // namespace lodestone

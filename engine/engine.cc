@@ -1,0 +1,255 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "base/thread_pool.h"
+#include "engine/batch.h"
+#include "engine/sampler.h"
+#include "model/checkpoint.h"
+#include "model/transformer.h"
+
+namespace lodestone {
+namespace {
+
+CacheShape ShapeOf(const ModelConfig& config, const FormatChoice& formats) {
+  return {.compress_ratios = {config.compress_ratios.begin(), config.compress_ratios.end()},
+          .head_dim = config.head_dim,
+          .rope_dim = config.rope_dims,
+          .index_head_dim = config.index_head_dim,
+          .window = config.window,
+          .kv_format = formats.kv,
+          .index_key_format = formats.index_key};
+}
+
+LayoutIdentity IdentityOf(const ModelConfig& config, const FormatChoice& formats,
+                          const std::string& model_id, const std::string& tokenizer) {
+  const YarnScaling& yarn = config.yarn;
+  return {.model_id = model_id,
+          .tokenizer_fingerprint = tokenizer,
+          .numerics = formats.numerics,
+          .rope_theta = config.rope_theta,
+          .compress_rope_theta = config.compress_rope_theta,
+          .rope_scaling = "yarn factor=" + std::to_string(yarn.factor) +
+                          " original=" + std::to_string(yarn.original_positions) +
+                          " fast=" + std::to_string(yarn.beta_fast) +
+                          " slow=" + std::to_string(yarn.beta_slow)};
+}
+
+int ThreadsOf(const EngineOptions& options) {
+  if (options.num_threads > 0) return options.num_threads;
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+absl::StatusOr<int64_t> ContextOf(const EngineOptions& options, const ModelConfig& config) {
+  if (options.max_context_tokens > config.max_context_tokens) {
+    return absl::InvalidArgumentError(
+        "max context of " + std::to_string(options.max_context_tokens) +
+        " tokens is more than the model's " + std::to_string(config.max_context_tokens));
+  }
+  return options.max_context_tokens > 0 ? options.max_context_tokens : config.max_context_tokens;
+}
+
+ForwardLimits LimitsOf(const EngineOptions& options, int64_t max_context) {
+  return {.max_tokens = std::max(options.max_batch_tokens, options.max_sequences),
+          .max_logit_rows = options.max_sequences,
+          .max_context = max_context};
+}
+
+}  // namespace
+
+absl::StatusOr<MemoryPlan> PlanEngine(const EngineOptions& options, const ModelConfig& config,
+                                      const FormatChoice& formats, const Ops& ops) {
+  ASSIGN_OR_RETURN(const int64_t max_context, ContextOf(options, config));
+  const ForwardLimits limits = LimitsOf(options, max_context);
+  const int64_t logits_bytes = limits.max_logit_rows * config.vocab_size * int64_t{sizeof(float)};
+  return PlanMemory(
+      {.shape = ShapeOf(config, formats),
+       .memory_limit_bytes = options.memory_limit_bytes,
+       .weight_bytes = WeightBytes(config, ops),
+       .scratch_bytes = Transformer::WorkspaceBytes(config, ops, formats, limits) + logits_bytes,
+       .staging_bytes = options.staging_bytes,
+       .transport_bytes = options.transport_bytes,
+       .max_sequences = options.max_sequences,
+       .max_context = max_context});
+}
+
+struct Engine::Impl {
+  Impl(const EngineOptions& engine_options, ModelConfig model_config, FormatChoice format_choice)
+      : options(engine_options),
+        config(std::move(model_config)),
+        formats(format_choice),
+        pool(ThreadsOf(engine_options)),
+        stream(&pool),
+        ops(MakeCpuOps(pool.num_threads())) {}
+
+  absl::Status Load(const Checkpoint& checkpoint);
+  absl::Status CheckParts(std::span<const StepPart> parts) const;
+  absl::StatusOr<StepResult> Sample(Sequence& sequence, std::span<float> row) const;
+
+  const EngineOptions options;
+  const ModelConfig config;
+  const FormatChoice formats;
+  ThreadPool pool;
+  Stream stream;
+  const std::unique_ptr<Ops> ops;
+  LayoutDescriptor layout;
+  std::string model_id;
+  Weights weights;
+  std::unique_ptr<CachePool> cache;
+  std::unique_ptr<Transformer> transformer;
+  std::unique_ptr<Batch> batch;
+  Buffer workspace;
+  Buffer logits;
+};
+
+absl::Status Engine::Impl::Load(const Checkpoint& checkpoint) {
+  model_id = checkpoint.model_id();
+  layout = DescribeLayout(ShapeOf(config, formats),
+                          IdentityOf(config, formats, model_id, options.tokenizer_fingerprint));
+  ASSIGN_OR_RETURN(const MemoryPlan plan, PlanEngine(options, config, formats, *ops));
+  ASSIGN_OR_RETURN(cache, CachePool::Create(plan, options.freed_pages));
+  ASSIGN_OR_RETURN(weights, LoadWeights(config, checkpoint, *ops, options.progress));
+  const ForwardLimits limits = LimitsOf(options, plan.max_context);
+  ASSIGN_OR_RETURN(workspace,
+                   Buffer::Allocate(Transformer::WorkspaceBytes(config, *ops, formats, limits)));
+  ASSIGN_OR_RETURN(
+      logits, Buffer::Allocate(limits.max_logit_rows * config.vocab_size * int64_t{sizeof(float)}));
+  transformer = std::make_unique<Transformer>(config, weights, *ops, formats);
+  batch = std::make_unique<Batch>(limits.max_tokens, options.max_sequences);
+  Ledger& ledger = cache->ledger();
+  ledger.SetUsed(MemoryPool::kWeights, weights.memory.size());
+  ledger.SetUsed(MemoryPool::kScratch, workspace.size() + logits.size());
+  ledger.SetUsed(MemoryPool::kStaging, options.staging_bytes);
+  ledger.SetUsed(MemoryPool::kTransport, options.transport_bytes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options) {
+  if (!CpuOpsSupported()) {
+    return absl::UnavailableError("this processor lacks AVX2 or FMA, which the CPU backend needs");
+  }
+  ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                   Checkpoint::Open(options.model_dir, {.overlay = options.overlay,
+                                                        .verify_weights = options.verify_weights}));
+  ASSIGN_OR_RETURN(const FormatChoice formats, ChooseFormats(checkpoint.config(), options.numerics,
+                                                             options.kv, options.index_key));
+  auto impl = std::make_unique<Impl>(options, checkpoint.config(), formats);
+  RETURN_IF_ERROR(impl->Load(checkpoint));
+  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() = default;
+
+const ModelConfig& Engine::config() const { return impl_->config; }
+const EngineOptions& Engine::options() const { return impl_->options; }
+const FormatChoice& Engine::formats() const { return impl_->formats; }
+const MemoryPlan& Engine::plan() const { return impl_->cache->plan(); }
+const LayoutDescriptor& Engine::layout() const { return impl_->layout; }
+const std::string& Engine::model_id() const { return impl_->model_id; }
+CachePool& Engine::cache() { return *impl_->cache; }
+const Ops& Engine::ops() const { return *impl_->ops; }
+Stream& Engine::stream() { return impl_->stream; }
+
+absl::Status Engine::CheckRequest(std::span<const int32_t> tokens, int32_t num_generated,
+                                  const SamplingParams& sampling) const {
+  if (tokens.empty()) return absl::InvalidArgumentError("the prompt is empty");
+  if (num_generated < 0 || num_generated >= std::ssize(tokens)) {
+    return absl::InvalidArgumentError(std::to_string(num_generated) + " generated tokens of " +
+                                      std::to_string(tokens.size()) + " leave no prompt");
+  }
+  RETURN_IF_ERROR(CheckSamplingParams(sampling, config().vocab_size));
+  if (num_generated >= sampling.max_new_tokens) {
+    return absl::InvalidArgumentError(std::to_string(num_generated) + " tokens are generated, " +
+                                      "max_new_tokens is " +
+                                      std::to_string(sampling.max_new_tokens));
+  }
+  for (int32_t token : tokens) {
+    if (token < 0 || token >= config().vocab_size) {
+      return absl::InvalidArgumentError("token id " + std::to_string(token) +
+                                        " is outside the vocabulary of " +
+                                        std::to_string(config().vocab_size));
+    }
+  }
+  const int64_t total = WorstCaseTokens(std::ssize(tokens), num_generated, sampling);
+  if (total > plan().max_context) {
+    return absl::InvalidArgumentError("prompt and answer have " + std::to_string(total) +
+                                      " tokens, the context is " +
+                                      std::to_string(plan().max_context));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Sequence>> Engine::NewSequence(std::vector<int32_t> tokens,
+                                                              int32_t num_generated,
+                                                              const SamplingParams& sampling,
+                                                              int64_t cache_tokens) {
+  RETURN_IF_ERROR(CheckRequest(tokens, num_generated, sampling));
+  ASSIGN_OR_RETURN(std::unique_ptr<SequenceCache> cache,
+                   impl_->cache->MakeSequenceFor(cache_tokens));
+  return std::make_unique<Sequence>(std::move(cache), std::move(tokens), num_generated, sampling);
+}
+
+absl::Status Engine::Impl::CheckParts(std::span<const StepPart> parts) const {
+  int64_t num_tokens = 0;
+  for (const StepPart& part : parts) {
+    CHECK(part.num_tokens > 0 && part.num_tokens <= part.sequence->num_pending())
+        << part.num_tokens << " tokens of a sequence with " << part.sequence->num_pending();
+    num_tokens += part.num_tokens;
+    RETURN_IF_ERROR(
+        part.sequence->cache().Reserve(part.sequence->cache().length() + part.num_tokens));
+  }
+  CHECK_LE(num_tokens, std::max(options.max_batch_tokens, options.max_sequences));
+  CHECK_LE(std::ssize(parts), options.max_sequences);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<StepResult>> Engine::Step(std::span<const StepPart> parts) {
+  std::vector<StepResult> results;
+  if (parts.empty()) return results;
+  RETURN_IF_ERROR(impl_->CheckParts(parts));
+  impl_->batch->Fill(parts);
+  const Batch& batch = *impl_->batch;
+  const int64_t vocab = config().vocab_size;
+  const int64_t num_rows = batch.logit_rows().shape[0];
+  auto* logits = reinterpret_cast<float*>(impl_->logits.data());
+  const ForwardArgs args{.ids = batch.ids(),
+                         .batch = batch.index(),
+                         .num_visible_indexed = batch.num_visible_indexed(),
+                         .max_visible_indexed = batch.max_visible_indexed(),
+                         .max_position = batch.max_position(),
+                         .caches = impl_->cache->layers(),
+                         .logit_rows = batch.logit_rows(),
+                         .logits = TensorView(logits, DType::kF32, {num_rows, vocab})};
+  impl_->transformer->Forward(
+      args, {impl_->workspace.data(), static_cast<size_t>(impl_->workspace.size())}, impl_->stream);
+  RETURN_IF_ERROR(impl_->stream.Synchronize());
+  for (const StepPart& part : parts) {
+    part.sequence->cache().SetLength(part.sequence->cache().length() + part.num_tokens);
+  }
+  for (int64_t row = 0; row < num_rows; ++row) {
+    Sequence& sequence = *parts[batch.logit_parts()[static_cast<size_t>(row)]].sequence;
+    ASSIGN_OR_RETURN(StepResult result,
+                     impl_->Sample(sequence, {logits + row * vocab, static_cast<size_t>(vocab)}));
+    results.push_back(std::move(result));
+  }
+  return results;
+}
+
+absl::StatusOr<StepResult> Engine::Impl::Sample(Sequence& sequence, std::span<float> row) const {
+  ASSIGN_OR_RETURN(GeneratedToken token, SampleToken(row, sequence.sampling(),
+                                                     {.prompt = sequence.prompt(),
+                                                      .generated = sequence.generated(),
+                                                      .eos_ids = config.eos_ids}));
+  sequence.AppendGenerated(token.id);
+  const FinishReason finish =
+      FinishAfter(token.id, sequence.num_generated(), sequence.sampling(), config.eos_ids);
+  return StepResult{&sequence, std::move(token), finish};
+}
+
+}  // namespace lodestone

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "kvcache/cache_pool.h"
+#include "model/weights.h"
+#include "runtime/cache_format.h"
+
+namespace lodestone {
+
+// How a worker is set up; the worker's flags are made of these.
+struct EngineOptions {
+  std::string model_dir;
+  std::string overlay;               // safetensors file that replaces tensors; "" = none
+  bool verify_weights = false;       // the model id covers every byte
+  std::optional<Numerics> numerics;  // nullopt: what the checkpoint was trained for
+  std::optional<KvFormat> kv;
+  std::optional<IndexKeyFormat> index_key;
+  std::string tokenizer_fingerprint;  // hex; part of the layout that two workers compare
+
+  int num_threads = 0;  // 0: one per processor
+  int64_t memory_limit_bytes = int64_t{1} << 30;
+  int64_t max_sequences = 16;
+  int64_t max_context_tokens = 0;  // 0: what the model allows; more than it allows is refused
+  int64_t max_batch_tokens = 512;  // of one step; also the largest prefill chunk
+  int64_t staging_bytes = 0;       // slots of the hand-off, owned by the worker
+  int64_t transport_bytes = 0;
+
+  FreedPages freed_pages = FreedPages::kKeep;
+  LoadProgress progress;  // may be empty
+};
+
+}  // namespace lodestone
