@@ -36,7 +36,7 @@ struct GeneratedToken {
   int32_t id = 0;
   int32_t index = 0;  // 0 is the first generated token of the request, replays included
   float logprob = 0;  // 0 unless asked for
-  std::vector<TokenLogprob> top_logprobs;
+  std::vector<TokenLogprob> top_logprobs = {};
   friend bool operator==(const GeneratedToken&, const GeneratedToken&) = default;
 };
 
