@@ -4,9 +4,10 @@
 
 namespace lodestone {
 
-OutputParser::OutputParser(const ChatFormat* format, ChatMode mode)
+OutputParser::OutputParser(const ChatFormat* format, ChatMode mode, EndToken end_token)
     : tokens_(format->tokens()),
       detokenizer_(&format->tokenizer(), AddedTokenText::kSkipAll),
+      end_token_(end_token),
       in_reasoning_(mode == ChatMode::kThinking) {}
 
 ChatDelta OutputParser::ToCurrentPart(std::string text) const {
@@ -17,7 +18,7 @@ ChatDelta OutputParser::ToCurrentPart(std::string text) const {
 
 ChatDelta OutputParser::Push(int32_t token) {
   if (ended_) return {};
-  if (token == tokens_.eos) {
+  if (token == tokens_.eos && end_token_ == EndToken::kEnds) {
     ended_ = true;
     return ToCurrentPart(detokenizer_.Finish());
   }

@@ -17,12 +17,14 @@ struct ChatDelta {
 // Token ids of a reply to reasoning and content. In thinking mode the reply is reasoning up to
 // `</think>` and content from there; in chat mode all is content. Decided by token id: the same
 // characters as ordinary text change nothing. Other control tokens give no text. The end token ends
-// the reply; later tokens give nothing. Any split of the same tokens gives the same texts.
-// Not thread-safe.
+// the reply, unless it is to be ignored; later tokens give nothing. Any split of the same tokens
+// gives the same texts. Not thread-safe.
 class OutputParser {
  public:
+  enum class EndToken { kEnds, kIgnored };
+
   // `format` is not owned and must outlive this.
-  OutputParser(const ChatFormat* format, ChatMode mode);
+  OutputParser(const ChatFormat* format, ChatMode mode, EndToken end_token = EndToken::kEnds);
 
   // The text that is complete after this token.
   ChatDelta Push(int32_t token);
@@ -37,6 +39,7 @@ class OutputParser {
 
   const ChatTokens tokens_;
   Detokenizer detokenizer_;
+  const EndToken end_token_;
   bool in_reasoning_;
   bool ended_ = false;
 };
