@@ -44,7 +44,7 @@ class Checkpoint {
   // Tells the system that the pages of this tensor's file range are not needed any more.
   void DropPages(std::string_view name) const;
 
-  // In file order, as inspected by people.
+  // All tensors by name, for `lodestone inspect`.
   struct Entry {
     std::string name;
     std::string file;
@@ -57,20 +57,26 @@ class Checkpoint {
     const SafetensorsFile* file = nullptr;
     TensorView tensor;
   };
+  // Tensor name to shard name.
+  using WeightMap = std::map<std::string, std::string, std::less<>>;
 
-  absl::Status OpenFiles(const std::string& directory);
-  absl::Status AddShard(const std::string& path, const std::string& shard,
-                        const std::map<std::string, std::string>* weight_map);
-  absl::Status ApplyOverlay(const std::string& path);
-  absl::Status CheckInventory() const;
-  absl::Status CheckQuantised() const;
-  absl::Status ComputeModelId(const std::string& config_text, const CheckpointOptions& options);
+  Checkpoint() = default;
+  absl::Status OpenSingle(const std::string& path);
+  absl::Status OpenSharded(const std::string& directory);
+  absl::Status AddFile(const std::string& path);
+  absl::Status AddShard(const std::string& directory, const std::string& shard,
+                        const WeightMap& weight_map);
+  absl::Status AddOverlay(const std::string& path);
+  void SkipDraftBlocks();
+  absl::Status CheckTensors() const;
+  std::string HashFiles(std::string_view config_text, bool whole_files) const;
 
   ModelConfig config_;
   std::string model_id_;
-  std::string index_text_;
-  std::string index_path_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;  // shards in name order, then the overlay
+  std::string listing_path_;  // the index, or the single file: where the list of tensors comes from
+  std::string index_text_;    // empty without an index
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;  // shards in name order
+  std::unique_ptr<SafetensorsFile> overlay_;
   std::map<std::string, Located, std::less<>> tensors_;
 };
 

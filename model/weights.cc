@@ -1,0 +1,243 @@
+#include "model/weights.h"
+
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "base/status_macros.h"
+#include "model/inventory.h"
+
+namespace lodestone {
+namespace {
+
+using Kind = TensorSpec::Kind;
+
+constexpr int64_t kAlignment = 64;
+constexpr std::chrono::milliseconds kProgressInterval{100};
+
+constexpr int64_t RoundUp(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+int64_t NumElements(const TensorSpec& spec) {
+  int64_t count = 1;
+  for (int64_t dim : spec.shape) count *= dim;
+  return count;
+}
+
+// Bytes of one tensor in memory.
+int64_t StoredBytes(const TensorSpec& spec, const Ops& ops) {
+  switch (spec.kind) {
+    case Kind::kMatrix:
+      return RoundUp(ops.PackedBytes(spec.dtype, spec.shape[0] / spec.groups, spec.shape[1],
+                                     spec.groups));
+    case Kind::kTokenTable: return RoundUp(NumElements(spec) * BytesPerElement(DType::kI32));
+    case Kind::kPlain: break;
+  }
+  return RoundUp(NumElements(spec) * BytesPerElement(spec.dtype));
+}
+
+int64_t FrequencyBytes(const ModelConfig& config) {
+  return RoundUp(config.rope_dims / 2 * BytesPerElement(DType::kF32));
+}
+
+TensorView PlainView(std::byte* data, DType dtype, const std::vector<int64_t>& shape) {
+  return shape.size() == 1 ? TensorView(data, dtype, {shape[0]})
+                           : TensorView(data, dtype, {shape[0], shape[1]});
+}
+
+// i64 expert numbers of the file to i32, each in [0, num_experts).
+absl::Status NarrowTokenTable(const TensorView& source, int64_t num_experts, int32_t* out) {
+  const auto* ids = source.as<const int64_t>();
+  for (int64_t i = 0; i < source.num_elements(); ++i) {
+    if (ids[i] < 0 || ids[i] >= num_experts) {
+      return absl::InvalidArgumentError("has expert " + std::to_string(ids[i]) + " for token " +
+                                        std::to_string(i / source.shape[1]) + ", there are " +
+                                        std::to_string(num_experts));
+    }
+    out[i] = static_cast<int32_t>(ids[i]);
+  }
+  return absl::OkStatus();
+}
+
+// Fills one allocation from front to back and remembers where each tensor went.
+class WeightPacker {
+ public:
+  WeightPacker(const ModelConfig& config, const Ops& ops, std::byte* memory)
+      : config_(config), ops_(ops), next_(memory) {}
+
+  absl::Status Add(const TensorSpec& spec, const TensorView& source) {
+    std::byte* const place = Take(StoredBytes(spec, ops_));
+    switch (spec.kind) {
+      case Kind::kMatrix: {
+        const int64_t bytes = ops_.PackedBytes(spec.dtype, spec.shape[0] / spec.groups,
+                                               spec.shape[1], spec.groups);
+        matrices_[spec.name] =
+            ops_.PackWeight(source, spec.groups, TensorView(place, DType::kU8, {bytes}));
+        return absl::OkStatus();
+      }
+      case Kind::kTokenTable:
+        plain_[spec.name] = PlainView(place, DType::kI32, spec.shape);
+        return NarrowTokenTable(source, config_.num_experts, reinterpret_cast<int32_t*>(place));
+      case Kind::kPlain:
+        plain_[spec.name] = PlainView(place, spec.dtype, spec.shape);
+        std::memcpy(place, source.data, static_cast<size_t>(source.num_bytes()));
+        return absl::OkStatus();
+    }
+    return absl::OkStatus();
+  }
+
+  TensorView AddFrequencies(const std::vector<float>& freqs) {
+    std::byte* const place = Take(FrequencyBytes(config_));
+    std::memcpy(place, freqs.data(), freqs.size() * sizeof(float));
+    return TensorView(place, DType::kF32, {static_cast<int64_t>(freqs.size())});
+  }
+
+  // REQUIRES: added before.
+  PackedWeight Matrix(const std::string& name) const { return matrices_.at(name); }
+  TensorView Plain(const std::string& name) const { return plain_.at(name); }
+
+ private:
+  std::byte* Take(int64_t bytes) { return std::exchange(next_, next_ + bytes); }
+
+  const ModelConfig& config_;
+  const Ops& ops_;
+  std::byte* next_;
+  std::map<std::string, PackedWeight> matrices_;
+  std::map<std::string, TensorView> plain_;
+};
+
+HyperConnectionWeights HyperConnection(const WeightPacker& packed, const std::string& prefix) {
+  return {.fn = packed.Matrix(prefix + "_fn"),
+          .base = packed.Plain(prefix + "_base"),
+          .scale = packed.Plain(prefix + "_scale")};
+}
+
+CompressorWeights Compressor(const WeightPacker& packed, const std::string& prefix) {
+  return {.wkv = packed.Matrix(prefix + "wkv.weight"),
+          .wgate = packed.Matrix(prefix + "wgate.weight"),
+          .ape = packed.Plain(prefix + "ape"),
+          .norm = packed.Plain(prefix + "norm.weight")};
+}
+
+IndexerWeights Indexer(const WeightPacker& packed, const std::string& prefix) {
+  return {.wq_b = packed.Matrix(prefix + "wq_b.weight"),
+          .weights_proj = packed.Matrix(prefix + "weights_proj.weight"),
+          .compressor = Compressor(packed, prefix + "compressor.")};
+}
+
+AttentionWeights Attention(const WeightPacker& packed, const std::string& prefix, int64_t ratio) {
+  AttentionWeights weights{.norm = packed.Plain(prefix + "attn_norm.weight"),
+                           .wq_a = packed.Matrix(prefix + "attn.wq_a.weight"),
+                           .q_norm = packed.Plain(prefix + "attn.q_norm.weight"),
+                           .wq_b = packed.Matrix(prefix + "attn.wq_b.weight"),
+                           .wkv = packed.Matrix(prefix + "attn.wkv.weight"),
+                           .kv_norm = packed.Plain(prefix + "attn.kv_norm.weight"),
+                           .sink = packed.Plain(prefix + "attn.attn_sink"),
+                           .wo_a = packed.Matrix(prefix + "attn.wo_a.weight"),
+                           .wo_b = packed.Matrix(prefix + "attn.wo_b.weight"),
+                           .compressor = {},
+                           .indexer = {}};
+  if (ratio != 0) weights.compressor = Compressor(packed, prefix + "attn.compressor.");
+  if (ratio == 4) weights.indexer = Indexer(packed, prefix + "attn.indexer.");
+  return weights;
+}
+
+ExpertWeights Expert(const WeightPacker& packed, const std::string& prefix) {
+  return {.w1 = packed.Matrix(prefix + "w1.weight"),
+          .w3 = packed.Matrix(prefix + "w3.weight"),
+          .w2 = packed.Matrix(prefix + "w2.weight")};
+}
+
+FeedForwardWeights FeedForward(const WeightPacker& packed, const std::string& prefix,
+                               const ModelConfig& config, bool hash_routing) {
+  FeedForwardWeights weights{.norm = packed.Plain(prefix + "ffn_norm.weight"),
+                             .gate = packed.Matrix(prefix + "ffn.gate.weight"),
+                             .bias = {},
+                             .tid2eid = {},
+                             .routed = {},
+                             .shared = Expert(packed, prefix + "ffn.shared_experts.")};
+  if (hash_routing) {
+    weights.tid2eid = packed.Plain(prefix + "ffn.gate.tid2eid");
+  } else {
+    weights.bias = packed.Plain(prefix + "ffn.gate.bias");
+  }
+  for (int64_t expert = 0; expert < config.num_experts; ++expert) {
+    weights.routed.push_back(
+        Expert(packed, prefix + "ffn.experts." + std::to_string(expert) + "."));
+  }
+  return weights;
+}
+
+void Assemble(const WeightPacker& packed, const ModelConfig& config, Weights& weights) {
+  weights.embedding = packed.Plain("embed.weight");
+  weights.head_collapse = HyperConnection(packed, "hc_head");
+  weights.final_norm = packed.Plain("norm.weight");
+  weights.head = packed.Matrix("head.weight");
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const std::string prefix = "layers." + std::to_string(layer) + ".";
+    weights.layers.push_back(
+        {.hc_attn = HyperConnection(packed, prefix + "hc_attn"),
+         .hc_ffn = HyperConnection(packed, prefix + "hc_ffn"),
+         .attention = Attention(packed, prefix, config.ratio(layer)),
+         .feed_forward = FeedForward(packed, prefix, config, config.uses_hash_routing(layer))});
+  }
+}
+
+// Calls `progress` no more often than people can read.
+class ProgressMeter {
+ public:
+  ProgressMeter(const LoadProgress& progress, int64_t bytes_total)
+      : progress_(progress), bytes_total_(bytes_total) {}
+
+  void Advance(int64_t bytes) {
+    bytes_done_ += bytes;
+    const auto now = std::chrono::steady_clock::now();
+    if (!progress_ || (bytes_done_ < bytes_total_ && now - last_call_ < kProgressInterval)) return;
+    last_call_ = now;
+    progress_(bytes_done_, bytes_total_);
+  }
+
+ private:
+  const LoadProgress& progress_;
+  const int64_t bytes_total_;
+  int64_t bytes_done_ = 0;
+  std::chrono::steady_clock::time_point last_call_{};
+};
+
+}  // namespace
+
+int64_t WeightBytes(const ModelConfig& config, const Ops& ops) {
+  int64_t bytes = 2 * FrequencyBytes(config);
+  for (const TensorSpec& spec : TensorInventory(config)) bytes += StoredBytes(spec, ops);
+  return bytes;
+}
+
+absl::StatusOr<Weights> LoadWeights(const ModelConfig& config, const Checkpoint& checkpoint,
+                                    const Ops& ops, const LoadProgress& progress) {
+  Weights weights;
+  const int64_t total = WeightBytes(config, ops);
+  ASSIGN_OR_RETURN(weights.memory, Buffer::Allocate(total));
+  WeightPacker packer(config, ops, weights.memory.data());
+  ProgressMeter meter(progress, total);
+  for (const TensorSpec& spec : TensorInventory(config)) {
+    const absl::Status added = packer.Add(spec, checkpoint.Find(spec.name));
+    if (!added.ok()) {
+      return absl::Status(added.code(), checkpoint.FileOf(spec.name) + ": tensor '" + spec.name +
+                                            "' " + std::string(added.message()));
+    }
+    checkpoint.DropPages(spec.name);
+    meter.Advance(StoredBytes(spec, ops));
+  }
+  weights.window_freqs = packer.AddFrequencies(WindowFrequencies(config));
+  weights.compressed_freqs = packer.AddFrequencies(CompressedFrequencies(config));
+  Assemble(packer, config, weights);
+  meter.Advance(2 * FrequencyBytes(config));
+  return weights;
+}
+
+}  // namespace lodestone
