@@ -27,8 +27,7 @@ struct CacheStats {
   int64_t used_pages = 0;
   int64_t high_water_pages = 0;
   int64_t num_slots = 0;
-  int64_t used_slots = 0;
-  int64_t num_sequences = 0;
+  int64_t used_slots = 0;  // sequences
 };
 
 // All cache memory of a worker, as its plan divides it. Makes the caches of sequences, which must be
@@ -68,9 +67,10 @@ class CachePool {
   void MakeViews();
   absl::StatusOr<std::unique_ptr<SequenceCache>> Make(LeaseId lease, bool owns_lease);
   void InitialiseSlot(int slot);
-  void ReturnSlot(int slot);
-  void PoisonPage(PageId page);
-  Buffer& buffer(CacheKind kind) { return buffers_[static_cast<int>(kind)]; }
+  // Slot and ledger of a sequence that ends; its block table returns the pages itself.
+  void Return(SequenceCache& sequence);
+  void Poison(PageId page);
+  std::byte* Memory(CacheKind kind) const { return buffers_[static_cast<int>(kind)].data(); }
 
   const MemoryPlan plan_;
   const CacheLayout layout_;

@@ -68,8 +68,8 @@ class Ledger {
 
  private:
   struct Account {
-    Reservation reserved;
-    Reservation used;
+    Reservation reserved{};
+    Reservation used = {0, 0};
     bool released = false;
   };
   PoolBytes BytesOf(Reservation amount) const;
