@@ -71,7 +71,7 @@ absl::StatusOr<int64_t> ParseBytes(std::string_view text) {
   const std::string_view number = text.substr(0, number_end);
   std::string_view unit_name =
       number_end == std::string_view::npos ? std::string_view() : text.substr(number_end);
-  if (!unit_name.empty() && unit_name.front() == ' ') unit_name.remove_prefix(1);
+  if (unit_name.size() > 1 && unit_name.front() == ' ') unit_name.remove_prefix(1);
 
   const Unit* unit = nullptr;
   for (const Unit& candidate : kUnits) {
