@@ -144,6 +144,12 @@ void WriteToStderr(std::string_view line) {
   }
 }
 
+// From the root of the source tree, wherever the build was made.
+std::string_view RootRelative(std::string_view path) {
+  constexpr std::string_view kRoot = LODESTONE_SOURCE_ROOT;
+  return path.starts_with(kRoot) ? path.substr(kRoot.size()) : path;
+}
+
 struct Record {
   LogSeverity severity;
   std::string_view at;  // "" below WARNING
@@ -227,7 +233,7 @@ void Message::Write() {
   const std::string message = std::move(text_).str();
   std::string at;
   if (severity_ >= LogSeverity::kWarning) {
-    at = std::string(file_) + ":" + std::to_string(line_);
+    at = std::string(RootRelative(file_)) + ":" + std::to_string(line_);
   }
   const Record record = {severity_, at, message, fields_};
   WriteToStderr(GetSettings().as_text ? FormatText(record) : FormatJson(record));

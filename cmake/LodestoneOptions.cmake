@@ -34,6 +34,9 @@ endif()
 # What base/build_info.h reports.
 set_source_files_properties(base/build_info.cc PROPERTIES COMPILE_DEFINITIONS
   "LODESTONE_VERSION=\"${PROJECT_VERSION}\";LODESTONE_BUILD_TYPE=\"${CMAKE_BUILD_TYPE}\"")
+# Log records name their source file from the root.
+set_source_files_properties(base/logging.cc PROPERTIES COMPILE_DEFINITIONS
+  "LODESTONE_SOURCE_ROOT=\"${PROJECT_SOURCE_DIR}/\"")
 
 # Named faults that tests inject (base/failpoint.h).
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
