@@ -1,0 +1,73 @@
+#include "decode/leases.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace lodestone {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+using std::chrono::milliseconds;
+
+constexpr LeaseHolder kRouter{LeaseHolder::Kind::kRouterStream, 1};
+constexpr LeaseHolder kOtherRouter{LeaseHolder::Kind::kRouterStream, 2};
+constexpr LeaseHolder kPrefill{LeaseHolder::Kind::kPrefillLink, 1};
+const LeaseId kA{7};
+const LeaseId kB{8};
+
+class LeaseTableTest : public testing::Test {
+ protected:
+  FakeClock clock_;
+  LeaseTable table_{&clock_};
+};
+
+TEST_F(LeaseTableTest, DiesFiveSecondsAfterItWasLastNamed) {
+  table_.Add(kA);
+  clock_.Advance(kLeaseLifetime);
+  EXPECT_THAT(table_.TakeExpired(), IsEmpty());
+  table_.Name(kRouter, {{kA}});
+  clock_.Advance(kLeaseLifetime);
+  EXPECT_THAT(table_.TakeExpired(), IsEmpty());
+  clock_.Advance(milliseconds(1));
+  EXPECT_THAT(table_.TakeExpired(), ElementsAre(kA));
+  EXPECT_FALSE(table_.IsLive(kA));
+  EXPECT_THAT(table_.TakeExpired(), IsEmpty());
+}
+
+TEST_F(LeaseTableTest, DiesAtOnceWhenAStreamBreaksThatNamedIt) {
+  table_.Add(kA);
+  table_.Add(kB);
+  table_.Name(kRouter, {{kA}});
+  table_.Name(kOtherRouter, {{kB}});
+  EXPECT_THAT(table_.TakeBroken(kRouter), ElementsAre(kA));
+  EXPECT_TRUE(table_.IsLive(kB));
+}
+
+TEST_F(LeaseTableTest, PrefillLinkStopsMatteringOnceAdopted) {
+  table_.Add(kA);
+  table_.Name(kPrefill, {{kA}});
+  table_.Adopted(kA);
+  table_.Name(kPrefill, {{kA}});
+  EXPECT_THAT(table_.TakeBroken(kPrefill), IsEmpty());
+  EXPECT_TRUE(table_.IsLive(kA));
+}
+
+TEST_F(LeaseTableTest, PrefillLinkTakesTheLeaseWithItBeforeAdoption) {
+  table_.Add(kA);
+  table_.Name(kPrefill, {{kA}});
+  EXPECT_THAT(table_.TakeBroken(kPrefill), ElementsAre(kA));
+}
+
+TEST_F(LeaseTableTest, NamingAnUnknownLeaseDoesNotReviveIt) {
+  table_.Name(kRouter, {{kA}});
+  EXPECT_FALSE(table_.IsLive(kA));
+  table_.Add(kA);
+  EXPECT_TRUE(table_.Remove(kA));
+  EXPECT_FALSE(table_.Remove(kA));
+  table_.Name(kRouter, {{kA}});
+  EXPECT_EQ(table_.size(), 0u);
+}
+
+}  // namespace
+}  // namespace lodestone
