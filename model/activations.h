@@ -12,11 +12,11 @@ namespace lodestone {
 
 // Sizes of one forward pass.
 struct PassShape {
-  int64_t num_tokens = 0;     // T
-  int64_t num_logit_rows = 0; // R
+  int64_t num_tokens = 0;           // T
+  int64_t num_logit_rows = 0;       // R
   int64_t max_visible_indexed = 0;  // entries of ratio 4 that a token may see, at most
   int64_t max_visible_dense = 0;    // the same for ratio 128
-  bool index_scores = false;  // the caller wants the indexer's scores
+  bool index_scores = false;        // the caller wants the indexer's scores
 };
 
 // Every intermediate of a pass, as views into one workspace that all layers reuse. Attention and
@@ -30,21 +30,21 @@ struct Activations {
   TensorView hc_scratch;
 
   // Attention.
-  TensorView query_low_rank;      // act [T, R_q]
-  TensorView query;               // act [T, H, d]
-  TensorView window_kv;           // act [T, d]
-  TensorView latents;             // act [T, d]
-  TensorView pool_kv;             // f32 [T, w], largest w; each compressor takes its own width
-  TensorView pool_score;          // f32 [T, w]
-  TensorView index_query;         // act [T, H_i, d_i]
-  TensorView index_raw_weight;    // act [T, H_i]
-  TensorView index_weight;        // f32 [T, H_i]
+  TensorView query_low_rank;    // act [T, R_q]
+  TensorView query;             // act [T, H, d]
+  TensorView window_kv;         // act [T, d]
+  TensorView latents;           // act [T, d]
+  TensorView pool_kv;           // f32 [T, w], largest w; each compressor takes its own width
+  TensorView pool_score;        // f32 [T, w]
+  TensorView index_query;       // act [T, H_i, d_i]
+  TensorView index_raw_weight;  // act [T, H_i]
+  TensorView index_weight;      // f32 [T, H_i]
   TensorView index_scratch;
-  TensorView top_entries;         // i32 [T, K_i]
-  TensorView index_scores;        // f32 [T, max visible]; empty() unless wanted
+  TensorView top_entries;   // i32 [T, K_i]
+  TensorView index_scores;  // f32 [T, max visible]; empty() unless wanted
   TensorView attention_scratch;
-  TensorView attention_out;       // act [T, H, d]
-  TensorView output_low_rank;     // act [T, G * R_o]
+  TensorView attention_out;    // act [T, H, d]
+  TensorView output_low_rank;  // act [T, G * R_o]
 
   // Feed-forward.
   TensorView experts;         // i32 [T, experts per token]

@@ -33,29 +33,27 @@ void ProjectQuery(const AttentionLayer& a) {
 void ComputeWindowLatents(const AttentionLayer& a) {
   const ForwardPass& pass = a.pass;
   pass.Linear(a.act().x, a.weights.wkv, a.act().window_kv);
-  pass.ops.WindowLatent(
-      {.kv = a.act().window_kv,
-       .weight = a.weights.kv_norm,
-       .positions = pass.args.batch.positions,
-       .freqs = pass.freqs(a.layer),
-       .eps = pass.config.rms_eps,
-       .round_fp8 = RoundsLatentsToFp8(pass.formats.numerics, pass.formats.kv),
-       .latents = a.act().latents},
-      pass.stream);
+  pass.ops.WindowLatent({.kv = a.act().window_kv,
+                         .weight = a.weights.kv_norm,
+                         .positions = pass.args.batch.positions,
+                         .freqs = pass.freqs(a.layer),
+                         .eps = pass.config.rms_eps,
+                         .round_fp8 = RoundsLatentsToFp8(pass.formats.numerics, pass.formats.kv),
+                         .latents = a.act().latents},
+                        pass.stream);
 }
 
 void ComputeIndexQuery(const AttentionLayer& a) {
   const ForwardPass& pass = a.pass;
   pass.Linear(a.act().query_low_rank, a.weights.indexer.wq_b, a.act().index_query);
   pass.Linear(a.act().x, a.weights.indexer.weights_proj, a.act().index_raw_weight);
-  pass.ops.IndexQuery(
-      {.q = a.act().index_query,
-       .raw_weight = a.act().index_raw_weight,
-       .positions = pass.args.batch.positions,
-       .freqs = pass.freqs(a.layer),
-       .rounding = IndexRoundingOf(pass.formats.numerics, pass.formats.index_key),
-       .weight = a.act().index_weight},
-      pass.stream);
+  pass.ops.IndexQuery({.q = a.act().index_query,
+                       .raw_weight = a.act().index_raw_weight,
+                       .positions = pass.args.batch.positions,
+                       .freqs = pass.freqs(a.layer),
+                       .rounding = IndexRoundingOf(pass.formats.numerics, pass.formats.index_key),
+                       .weight = a.act().index_weight},
+                      pass.stream);
 }
 
 // Advances one compressor by the batch: `row` says what becomes of a completed entry.

@@ -153,8 +153,9 @@ absl::Status Checkpoint::AddOverlay(const std::string& path) {
     const TensorView replacement = overlay_->Tensor(entry);
     const TensorView& replaced = place->second.tensor;
     if (replacement.ShapeString() != replaced.ShapeString()) {
-      return TensorError(path, entry.name, "is " + replacement.ShapeString() +
-                                               ", the checkpoint has " + replaced.ShapeString());
+      return TensorError(
+          path, entry.name,
+          "is " + replacement.ShapeString() + ", the checkpoint has " + replaced.ShapeString());
     }
     place->second = Located{overlay_.get(), replacement};
   }
@@ -188,9 +189,9 @@ absl::Status Checkpoint::CheckTensors() const {
     }
     const Located& located = place->second;
     if (located.tensor.dtype != spec.dtype || !SameShape(located.tensor, spec.shape)) {
-      return TensorError(located.file->path(), spec.name,
-                         "is " + located.tensor.ShapeString() + ", config.json asks for " +
-                             spec.ShapeString());
+      return TensorError(
+          located.file->path(), spec.name,
+          "is " + located.tensor.ShapeString() + ", config.json asks for " + spec.ShapeString());
     }
   }
   for (const auto& [name, located] : tensors_) {

@@ -3,8 +3,7 @@
 namespace lodestone {
 
 void RunFeedForward(const ForwardPass& pass, int64_t layer) {
-  const FeedForwardWeights& weights =
-      pass.weights.layers[static_cast<size_t>(layer)].feed_forward;
+  const FeedForwardWeights& weights = pass.weights.layers[static_cast<size_t>(layer)].feed_forward;
   pass.ops.MoeRoute({.x = pass.act.x,
                      .gate = weights.gate,
                      .bias = weights.bias,

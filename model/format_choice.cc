@@ -14,9 +14,9 @@ absl::StatusOr<Format> Settle(std::string_view what, std::optional<Format> wante
   const bool exact = numerics == Numerics::kExact;
   const Format chosen = wanted.value_or(exact ? Format::kF32 : Format::kBf16);
   if ((chosen == Format::kF32) == exact) return chosen;
-  return absl::InvalidArgumentError(
-      std::string(what) + " format is " + std::string(Name(chosen)) + ", numerics '" +
-      std::string(Name(numerics)) + "' needs " + (exact ? "f32" : "another one than f32"));
+  return absl::InvalidArgumentError(std::string(what) + " format is " + std::string(Name(chosen)) +
+                                    ", numerics '" + std::string(Name(numerics)) + "' needs " +
+                                    (exact ? "f32" : "another one than f32"));
 }
 
 }  // namespace

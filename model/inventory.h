@@ -11,8 +11,8 @@ namespace lodestone {
 // One tensor that a checkpoint must have (docs/model.md 3.2).
 struct TensorSpec {
   enum class Kind : uint8_t {
-    kMatrix,     // goes into a product: packed by the backend
-    kPlain,      // kept as it is
+    kMatrix,      // goes into a product: packed by the backend
+    kPlain,       // kept as it is
     kTokenTable,  // i64 in the file, i32 in memory; values are expert numbers
   };
   std::string name;

@@ -164,8 +164,7 @@ void ReadRatios(KeyReader& keys, ModelConfig& config) {
     const int64_t ratio = keys.CheckInteger("compress_ratios", list[layer], 0, kMaxSize);
     if (ratio != 0 && ratio != 4 && ratio != 128) {
       keys.Fail(KeyError("compress_ratios", "has " + std::to_string(ratio) + " for layer " +
-                                                std::to_string(layer) +
-                                                ", expected 0, 4 or 128"));
+                                                std::to_string(layer) + ", expected 0, 4 or 128"));
     }
     config.compress_ratios.push_back(ratio);
   }
@@ -187,8 +186,8 @@ void ReadYarn(KeyReader& keys, ModelConfig& config) {
   config.yarn.beta_fast = scaling.Number("beta_fast", 1e-3, 1e6);
   config.yarn.beta_slow = scaling.Number("beta_slow", 1e-3, 1e6);
   if (!scaling.status().ok()) {
-    keys.Fail(absl::InvalidArgumentError("in rope_scaling: " +
-                                         std::string(scaling.status().message())));
+    keys.Fail(
+        absl::InvalidArgumentError("in rope_scaling: " + std::string(scaling.status().message())));
   }
 }
 
@@ -314,8 +313,8 @@ std::vector<float> WindowFrequencies(const ModelConfig& config) {
 std::vector<float> CompressedFrequencies(const ModelConfig& config) {
   std::vector<float> freqs = PlainFrequencies(config.compress_rope_theta, config.rope_dims);
   const double last_pair = static_cast<double>(config.rope_dims) - 1;
-  const auto low = static_cast<float>(
-      std::max(std::floor(CorrectionPair(config, config.yarn.beta_fast)), 0.0));
+  const auto low =
+      static_cast<float>(std::max(std::floor(CorrectionPair(config, config.yarn.beta_fast)), 0.0));
   auto high = static_cast<float>(
       std::min(std::ceil(CorrectionPair(config, config.yarn.beta_slow)), last_pair));
   if (high == low) high += 0.001f;  // the vendor's guard against a ramp of no width

@@ -22,26 +22,26 @@ struct YarnScaling {
 // A ModelConfig that ParseModelConfig returned is consistent: every size is positive and bounded,
 // and the relations that the ops rely on hold.
 struct ModelConfig {
-  int64_t vocab_size = 0;     // V
-  int64_t hidden_size = 0;    // D
-  int64_t num_layers = 0;     // without MTP blocks
-  int64_t num_heads = 0;      // H
-  int64_t head_dim = 0;       // d
-  int64_t rope_dims = 0;      // r_d, the last dims of every head
-  int64_t q_lora_rank = 0;    // R_q
-  int64_t o_lora_rank = 0;    // R_o, per group
-  int64_t output_groups = 0;  // G, divides H
-  int64_t window = 0;         // W
+  int64_t vocab_size = 0;                // V
+  int64_t hidden_size = 0;               // D
+  int64_t num_layers = 0;                // without MTP blocks
+  int64_t num_heads = 0;                 // H
+  int64_t head_dim = 0;                  // d
+  int64_t rope_dims = 0;                 // r_d, the last dims of every head
+  int64_t q_lora_rank = 0;               // R_q
+  int64_t o_lora_rank = 0;               // R_o, per group
+  int64_t output_groups = 0;             // G, divides H
+  int64_t window = 0;                    // W
   std::vector<int64_t> compress_ratios;  // [num_layers]: 0 window, 4 indexed, 128 dense
 
   int64_t index_heads = 0;     // H_i
   int64_t index_head_dim = 0;  // d_i
   int64_t index_top_k = 0;     // K_i
 
-  int64_t num_experts = 0;        // E
+  int64_t num_experts = 0;  // E
   int64_t experts_per_token = 0;
-  int64_t expert_width = 0;       // I
-  int64_t num_hash_layers = 0;    // the first ones; they choose experts by token id
+  int64_t expert_width = 0;     // I
+  int64_t num_hash_layers = 0;  // the first ones; they choose experts by token id
   float routed_scale = 0;
   float swiglu_limit = 0;
 

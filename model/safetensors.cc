@@ -52,13 +52,14 @@ absl::StatusOr<uint64_t> ReadLength(std::span<const std::byte> head, uint64_t fi
   const uint64_t limit = std::min({kMaxHeaderBytes, file_size - kLengthBytes,
                                    static_cast<uint64_t>(head.size()) - kLengthBytes});
   if (length > limit) {
-    return absl::InvalidArgumentError("header claims " + std::to_string(length) + " bytes, at most " +
-                                      std::to_string(limit) + " are possible");
+    return absl::InvalidArgumentError("header claims " + std::to_string(length) +
+                                      " bytes, at most " + std::to_string(limit) + " are possible");
   }
   return length;
 }
 
-// A non-negative integer, or nullopt. JSON numbers with a fraction or exponent are not integers here.
+// A non-negative integer, or nullopt. JSON numbers with a fraction or exponent are not integers
+// here.
 std::optional<uint64_t> AsCount(const json::value& value) {
   if (value.is_uint64()) return value.get_uint64();
   if (value.is_int64() && value.get_int64() >= 0) return static_cast<uint64_t>(value.get_int64());
@@ -104,14 +105,15 @@ absl::Status ReadRange(const json::value* offsets, uint64_t data_begin, uint64_t
   }
   const uint64_t data_bytes = file_size - data_begin;
   if (*end > data_bytes) {
-    return TensorError(entry.name, "ends at byte " + std::to_string(*end) + " of the data, the file has " +
-                                       std::to_string(data_bytes) + " (truncated?)");
+    return TensorError(entry.name, "ends at byte " + std::to_string(*end) +
+                                       " of the data, the file has " + std::to_string(data_bytes) +
+                                       " (truncated?)");
   }
   const absl::StatusOr<uint64_t> bytes = ShapeBytes(entry);
   if (!bytes.ok()) return TensorError(entry.name, "has a shape too large to address");
   if (*bytes != *end - *begin) {
-    return TensorError(entry.name, "has " + std::to_string(*end - *begin) + " bytes, its shape needs " +
-                                       std::to_string(*bytes));
+    return TensorError(entry.name, "has " + std::to_string(*end - *begin) +
+                                       " bytes, its shape needs " + std::to_string(*bytes));
   }
   if ((data_begin + *begin) % static_cast<uint64_t>(BytesPerElement(entry.dtype)) != 0) {
     return TensorError(entry.name, "is not aligned to its elements");

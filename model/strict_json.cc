@@ -96,8 +96,8 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
   const uintmax_t size = std::filesystem::file_size(path, error);
   if (error) return absl::NotFoundError(path + ": " + error.message());
   if (size > kMaxTextBytes) {
-    return absl::InvalidArgumentError(path + ": has " + std::to_string(size) +
-                                      " bytes, limit is " + std::to_string(kMaxTextBytes));
+    return absl::InvalidArgumentError(path + ": has " + std::to_string(size) + " bytes, limit is " +
+                                      std::to_string(kMaxTextBytes));
   }
   std::ifstream file(path, std::ios::binary);
   if (!file) return absl::NotFoundError(path + ": cannot be read");

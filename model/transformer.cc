@@ -43,11 +43,9 @@ void RunSubLayer(const ForwardPass& pass, int64_t layer, const HyperConnectionWe
                   .comb = pass.act.comb},
                  pass.stream);
   sub_layer(pass, layer);
-  pass.ops.HcPost({.x = pass.act.y,
-                   .post = pass.act.post,
-                   .comb = pass.act.comb,
-                   .streams = pass.act.streams},
-                  pass.stream);
+  pass.ops.HcPost(
+      {.x = pass.act.y, .post = pass.act.post, .comb = pass.act.comb, .streams = pass.act.streams},
+      pass.stream);
 }
 
 void RunHead(const ForwardPass& pass) {
@@ -63,8 +61,8 @@ void RunHead(const ForwardPass& pass) {
                    .hc_eps = pass.config.hc_eps,
                    .x = pass.act.head_x},
                   pass.stream);
-  pass.ops.Linear(
-      {.x = pass.act.head_x, .weight = pass.weights.head, .out = pass.args.logits}, pass.stream);
+  pass.ops.Linear({.x = pass.act.head_x, .weight = pass.weights.head, .out = pass.args.logits},
+                  pass.stream);
 }
 
 // Calls `watch`, if set, once everything queued has run.
@@ -95,7 +93,8 @@ void Transformer::Forward(const ForwardArgs& args, std::span<std::byte> workspac
   CHECK_EQ(static_cast<int64_t>(args.caches.size()), config_.num_layers);
   const Activations act =
       LayOutActivations(config_, ops_, formats_, ShapeOf(args), workspace.data());
-  CHECK_LE(act.num_bytes, static_cast<int64_t>(workspace.size())) << "the pass is beyond the limits";
+  CHECK_LE(act.num_bytes, static_cast<int64_t>(workspace.size()))
+      << "the pass is beyond the limits";
   const ForwardPass pass{config_, weights_, ops_, formats_, args, act, stream};
   static const ForwardProbe kNoProbe;
   const ForwardProbe& probe = args.probe != nullptr ? *args.probe : kNoProbe;

@@ -33,10 +33,12 @@ int64_t NumElements(const TensorSpec& spec) {
 int64_t StoredBytes(const TensorSpec& spec, const Ops& ops) {
   switch (spec.kind) {
     case Kind::kMatrix:
-      return RoundUp(ops.PackedBytes(spec.dtype, spec.shape[0] / spec.groups, spec.shape[1],
-                                     spec.groups));
-    case Kind::kTokenTable: return RoundUp(NumElements(spec) * BytesPerElement(DType::kI32));
-    case Kind::kPlain: break;
+      return RoundUp(
+          ops.PackedBytes(spec.dtype, spec.shape[0] / spec.groups, spec.shape[1], spec.groups));
+    case Kind::kTokenTable:
+      return RoundUp(NumElements(spec) * BytesPerElement(DType::kI32));
+    case Kind::kPlain:
+      break;
   }
   return RoundUp(NumElements(spec) * BytesPerElement(spec.dtype));
 }
@@ -74,8 +76,8 @@ class WeightPacker {
     std::byte* const place = Take(StoredBytes(spec, ops_));
     switch (spec.kind) {
       case Kind::kMatrix: {
-        const int64_t bytes = ops_.PackedBytes(spec.dtype, spec.shape[0] / spec.groups,
-                                               spec.shape[1], spec.groups);
+        const int64_t bytes =
+            ops_.PackedBytes(spec.dtype, spec.shape[0] / spec.groups, spec.shape[1], spec.groups);
         matrices_[spec.name] =
             ops_.PackWeight(source, spec.groups, TensorView(place, DType::kU8, {bytes}));
         return absl::OkStatus();

@@ -22,10 +22,10 @@ struct HyperConnectionWeights {
   TensorView scale;  // f32 [3]; [1]
 };
 
-struct CompressorWeights {   // output width c; w = c * (ratio == 4 ? 2 : 1)
-  PackedWeight wkv, wgate;   // bf16 [w, D]
-  TensorView ape;            // f32 [ratio, w]
-  TensorView norm;           // bf16 [c]
+struct CompressorWeights {  // output width c; w = c * (ratio == 4 ? 2 : 1)
+  PackedWeight wkv, wgate;  // bf16 [w, D]
+  TensorView ape;           // f32 [ratio, w]
+  TensorView norm;          // bf16 [c]
 };
 
 struct IndexerWeights {
@@ -72,13 +72,13 @@ using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)
 struct Weights {
   Buffer memory;  // everything below views it
 
-  TensorView embedding;                // bf16 [V, D]
+  TensorView embedding;  // bf16 [V, D]
   std::vector<LayerWeights> layers;
   HyperConnectionWeights head_collapse;
-  TensorView final_norm;               // bf16 [D]
-  PackedWeight head;                   // bf16 [V, D]
-  TensorView window_freqs;             // f32 [r_d / 2]  rotary, window layers
-  TensorView compressed_freqs;         // f32 [r_d / 2]  rotary, layers of ratio 4 and 128
+  TensorView final_norm;        // bf16 [D]
+  PackedWeight head;            // bf16 [V, D]
+  TensorView window_freqs;      // f32 [r_d / 2]  rotary, window layers
+  TensorView compressed_freqs;  // f32 [r_d / 2]  rotary, layers of ratio 4 and 128
 };
 
 // Size of Weights::memory, without reading a checkpoint: for the planner.
