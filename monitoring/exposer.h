@@ -27,8 +27,9 @@ class MetricsExposer {
   int port() const { return port_; }  // the bound one
 
  private:
-  MetricsExposer(std::unique_ptr<prometheus::Exposer> exposer, int port);
+  MetricsExposer(std::unique_ptr<prometheus::Exposer> exposer, std::string host, int port);
   std::unique_ptr<prometheus::Exposer> exposer_;
+  const std::string host_;
   const int port_;
 };
 

@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -61,6 +61,15 @@ TEST(MetricsExposerTest, ScrapeAfterTheMetricsDiedIsEmpty) {
   const std::string answer = Scrape((*exposer)->port());
   EXPECT_THAT(answer, HasSubstr("200 OK"));
   EXPECT_THAT(answer, Not(HasSubstr("lodestone_")));
+}
+
+TEST(MetricsExposerTest, StopsWithoutWaitingForItsPoll) {
+  Metrics metrics(kRoleDecode);
+  auto exposer = MetricsExposer::Start("127.0.0.1", 0, metrics);
+  ASSERT_TRUE(exposer.ok()) << exposer.status();
+  const auto start = std::chrono::steady_clock::now();
+  exposer->reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(1500));
 }
 
 TEST(MetricsExposerTest, PortInUseOrOutOfRangeIsAnErrorWithTheAddress) {
