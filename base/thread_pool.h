@@ -12,7 +12,8 @@ namespace lodestone {
 
 // Runs body(0..num_tasks-1) on `num_threads` threads, the caller being one of them. Made for decode
 // steps, which call ParallelFor about 100 times per token: no allocation, no lock; an idle thread
-// spins for at most kSpin and then sleeps, so that two worker processes can share two cores.
+// spins for 30 us, offers its core to others until 200 us, and then sleeps, so that two worker
+// processes can share two cores.
 //
 // Which thread runs which task is not defined: results must not depend on it. Thread-safe; a call
 // while another runs (from a task or from another thread) does all its tasks on its own thread.
