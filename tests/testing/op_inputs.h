@@ -6,10 +6,12 @@
 #include <memory>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "kernels/op_params.h"
 #include "kernels/ops.h"
 #include "runtime/cache_format.h"
 #include "runtime/cache_views.h"
+#include "runtime/stream.h"
 #include "runtime/tensor.h"
 
 // Inputs of op tests, the same for every backend: owned tensors, batches, caches, and values from
@@ -115,6 +117,14 @@ void EncodeLatents(const std::vector<float>& values, int64_t dims, int64_t rope_
                    const TestRowStore& store);
 void EncodeIndexKeys(const std::vector<float>& values, int64_t dims, IndexKeyFormat format,
                      const TestRowStore& store);
+
+// A stream with its pool.
+struct TestStream {
+  explicit TestStream(int num_threads = 1) : pool(num_threads), stream(&pool) {}
+  operator Stream&() { return stream; }  // NOLINT: passed where an op wants a stream
+  ThreadPool pool;
+  Stream stream;
+};
 
 // Plain rotary frequencies theta^(-2i / dims), f32 [dims / 2].
 HostTensor RopeFreqs(int64_t dims, double theta = 10000);
