@@ -30,8 +30,7 @@ std::string ControlToken(std::string_view name) {
 }
 
 absl::Status MessageError(size_t index, std::string_view what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("messages[", index, "]: ", std::string(what)));
+  return absl::InvalidArgumentError(absl::StrCat("messages[", index, "]: ", std::string(what)));
 }
 
 bool OpensTurn(const ChatMessage& message) {
@@ -49,8 +48,8 @@ int LastUserIndex(const std::vector<ChatMessage>& messages) {
 std::vector<ChatMessage> FuseUserMessages(const std::vector<ChatMessage>& messages) {
   std::vector<ChatMessage> fused;
   for (const ChatMessage& message : messages) {
-    if (message.role == ChatRole::kUser && !fused.empty() &&
-        fused.back().role == ChatRole::kUser && fused.back().task.empty()) {
+    if (message.role == ChatRole::kUser && !fused.empty() && fused.back().role == ChatRole::kUser &&
+        fused.back().task.empty()) {
       fused.back().content += "\n\n";
       fused.back().content += message.content;
     } else {
@@ -190,8 +189,8 @@ absl::StatusOr<ChatFormat> ChatFormat::Create(const Tokenizer* tokenizer,
   for (const auto& [content, id] : wanted) {
     const std::optional<int32_t> found = tokenizer->SpecialId(content);
     if (!found.has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the tokenizer has no control token ", content, ", which the chat format needs"));
+      return absl::InvalidArgumentError(absl::StrCat("the tokenizer has no control token ", content,
+                                                     ", which the chat format needs"));
     }
     *id = *found;
   }
@@ -219,12 +218,13 @@ absl::Status ChatFormat::Check(const std::vector<ChatMessage>& messages,
     bool known = false;
     for (const std::string_view task : kTasks) known = known || task == message.task;
     if (!known || !OpensTurn(message)) {
-      return MessageError(i, absl::StrCat("task \"", message.task,
-                                          known ? "\" is only for user messages" : "\" is unknown"));
+      return MessageError(i,
+                          absl::StrCat("task \"", message.task,
+                                       known ? "\" is only for user messages" : "\" is unknown"));
     }
     if (!tokenizer_->SpecialId(ControlToken(message.task)).has_value()) {
-      return MessageError(i, absl::StrCat("this model has no control token for task ",
-                                          message.task));
+      return MessageError(i,
+                          absl::StrCat("this model has no control token for task ", message.task));
     }
   }
   if (options.mode == ChatMode::kThinking && options.effort == ReasoningEffort::kMax &&
@@ -235,8 +235,8 @@ absl::Status ChatFormat::Check(const std::vector<ChatMessage>& messages,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<int32_t>> ChatFormat::Render(
-    const std::vector<ChatMessage>& messages, const ChatRenderOptions& options) const {
+absl::StatusOr<std::vector<int32_t>> ChatFormat::Render(const std::vector<ChatMessage>& messages,
+                                                        const ChatRenderOptions& options) const {
   RETURN_IF_ERROR(Check(messages, options));
   return Renderer(*this, options).Run(messages);
 }

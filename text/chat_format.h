@@ -20,12 +20,12 @@ absl::StatusOr<ChatRole> ParseChatRole(std::string_view name);
 // One message of a conversation. Texts are UTF-8 and are rendered verbatim, nothing is trimmed.
 struct ChatMessage {
   ChatRole role = ChatRole::kUser;
-  std::string content;            // several text parts: joined by two newlines
-  std::string reasoning_content;  // assistant only
-  std::string task;               // user or developer: action, query, authority, domain, title,
-                                  // read_url; empty: none
-  bool without_eos = false;       // assistant: the turn is not finished, the model continues it
-  bool uses_tools = false;        // declares or calls tools, or sets a response format
+  std::string content{};            // several text parts: joined by two newlines
+  std::string reasoning_content{};  // assistant only
+  std::string task{};               // user or developer: action, query, authority, domain, title,
+                                    // read_url; empty: none
+  bool without_eos = false;         // assistant: the turn is not finished, the model continues it
+  bool uses_tools = false;          // declares or calls tools, or sets a response format
 };
 
 enum class ChatMode { kChat, kThinking };

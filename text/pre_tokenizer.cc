@@ -111,10 +111,10 @@ absl::StatusOr<PreTokenizer> PreTokenizer::Create(const std::vector<std::string>
     int error = 0;
     PCRE2_SIZE offset = 0;
     auto pattern = std::make_unique<Pattern>();
-    pattern->code.reset(pcre2_compile(
-        reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-        PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_CAPTURE, &error, &offset,
-        nullptr));
+    pattern->code.reset(
+        pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
+                      PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_CAPTURE,
+                      &error, &offset, nullptr));
     if (pattern->code == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat("split pattern ", compiled.size(),
                                                      " does not compile: ", ErrorText(error),

@@ -184,10 +184,10 @@ absl::StatusOr<Tokenizer> Tokenizer::FromJson(std::string_view json, std::string
   ASSIGN_OR_RETURN(TokenizerSpec spec, ParseTokenizerJson(json, origin));
   absl::StatusOr<PreTokenizer> pre_tokenizer = PreTokenizer::Create(spec.patterns);
   if (!pre_tokenizer.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        std::string(origin), ": pre_tokenizer: ",
-        std::string(pre_tokenizer.status().message().data(),
-                    pre_tokenizer.status().message().size())));
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::string(origin), ": pre_tokenizer: ",
+                     std::string(pre_tokenizer.status().message().data(),
+                                 pre_tokenizer.status().message().size())));
   }
   return Tokenizer(std::move(spec), *std::move(pre_tokenizer));
 }
@@ -221,10 +221,9 @@ std::vector<int32_t> Tokenizer::EncodeWithSpecials(std::string_view utf8) const 
   for (size_t pos = 0; pos < utf8.size();) {
     const std::vector<std::string>& contents =
         added_by_first_byte_[static_cast<unsigned char>(utf8[pos])];
-    const auto match =
-        std::find_if(contents.begin(), contents.end(), [&](const std::string& content) {
-          return utf8.substr(pos).starts_with(content);
-        });
+    const auto match = std::find_if(
+        contents.begin(), contents.end(),
+        [&](const std::string& content) { return utf8.substr(pos).starts_with(content); });
     if (match == contents.end()) {
       ++pos;
       continue;

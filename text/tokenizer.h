@@ -68,9 +68,9 @@ class Tokenizer {
   const Merge* FindMerge(int32_t left, int32_t right) const;
   class WordEncoder;
 
-  std::vector<std::string> token_bytes_;  // by id
-  std::vector<Kind> kinds_;               // by id
-  std::array<int32_t, 256> byte_ids_{};   // the token of each single byte
+  std::vector<std::string> token_bytes_;         // by id
+  std::vector<Kind> kinds_;                      // by id
+  std::array<int32_t, 256> byte_ids_{};          // the token of each single byte
   absl::flat_hash_map<uint64_t, Merge> merges_;  // key: left id << 32 | right id
   absl::flat_hash_map<std::string, int32_t> added_ids_;
   std::array<std::vector<std::string>, 256> added_by_first_byte_;  // contents, longest first

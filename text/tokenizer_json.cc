@@ -65,8 +65,8 @@ class Fields {
   absl::Status MustBe(std::string_view field, std::string_view wanted) const {
     ASSIGN_OR_RETURN(const std::string value, String(field));
     if (value == wanted) return absl::OkStatus();
-    return Error(field, absl::StrCat("\"", value, "\" is not supported, only \"", Str(wanted),
-                                     "\" is"));
+    return Error(field,
+                 absl::StrCat("\"", value, "\" is not supported, only \"", Str(wanted), "\" is"));
   }
 
  private:
@@ -146,8 +146,8 @@ class Parser {
     RETURN_IF_ERROR(top.MustBe("type", "Sequence"));
     ASSIGN_OR_RETURN(const json::array* steps, top.Array("pretokenizers"));
     if (steps->empty() || steps->size() > kMaxSplits) {
-      return top.Error("pretokenizers", absl::StrCat(steps->size(), " steps, allowed are 1 to ",
-                                                     kMaxSplits));
+      return top.Error("pretokenizers",
+                       absl::StrCat(steps->size(), " steps, allowed are 1 to ", kMaxSplits));
     }
     for (size_t i = 0; i < steps->size(); ++i) {
       RETURN_IF_ERROR(ReadPreTokenizerStep((*steps)[i], i + 1 == steps->size(),
@@ -252,9 +252,8 @@ class Parser {
       const std::string where = absl::StrCat(root_.where(), "added_tokens[", i, "]");
       if (const json::value* known = vocab_->if_contains(token.content); known != nullptr) {
         if (known->get_int64() != token.id) {
-          return absl::InvalidArgumentError(absl::StrCat(where, ": id ", token.id,
-                                                         ", but the vocabulary says ",
-                                                         known->get_int64()));
+          return absl::InvalidArgumentError(absl::StrCat(
+              where, ": id ", token.id, ", but the vocabulary says ", known->get_int64()));
         }
         if (!control_.insert(token.id).second) {
           return absl::InvalidArgumentError(

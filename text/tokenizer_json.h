@@ -23,8 +23,8 @@ struct TokenizerSpec {
   };
   std::vector<std::string> token_bytes;  // by id; empty where no token has that id
   std::vector<AddedToken> added;
-  std::vector<Merge> merges;           // by rank, the first wins
-  std::vector<std::string> patterns;   // split patterns in order
+  std::vector<Merge> merges;          // by rank, the first wins
+  std::vector<std::string> patterns;  // split patterns in order
 };
 
 // Reads a Hugging Face tokenizer.json of the byte-level BPE kind. INVALID_ARGUMENT starts with

@@ -33,8 +33,8 @@ class Utf8Stream {
  private:
   void Step(unsigned char byte, std::string& out);
 
-  std::string pending_;     // the bytes of the unfinished code point, at most 3
-  int needed_ = 0;          // continuation bytes still missing
+  std::string pending_;       // the bytes of the unfinished code point, at most 3
+  int needed_ = 0;            // continuation bytes still missing
   unsigned char low_ = 0x80;  // range of the next continuation byte
   unsigned char high_ = 0xBF;
 };

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include <boost/json.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <boost/json.hpp>
 
 #include "tests/text/text_test_util.h"
 #include "text/detokenizer.h"
@@ -14,8 +14,8 @@
 namespace lodestone {
 namespace {
 
-using testing_text::BundledTokenizer;
 using ::testing::HasSubstr;
+using testing_text::BundledTokenizer;
 
 constexpr char kBos[] = "<｜begin▁of▁sentence｜>";
 constexpr char kEos[] = "<｜end▁of▁sentence｜>";
@@ -30,8 +30,7 @@ ChatFormat Format(std::string max_effort_text = "") {
 }
 
 ChatMessage Say(ChatRole role, std::string content, std::string reasoning = "") {
-  return {.role = role, .content = std::move(content), .reasoning_content = std::move(reasoning),
-          .task = ""};
+  return {.role = role, .content = std::move(content), .reasoning_content = std::move(reasoning)};
 }
 
 const std::vector<ChatMessage>& TwoTurns() {
@@ -105,19 +104,19 @@ TEST(ChatFormatTest, FusesUserMessagesAndContinuesUnfinishedTurns) {
 TEST(ChatFormatTest, RendersTasksAndReminders) {
   ChatMessage action = Say(ChatRole::kUser, "q");
   action.task = "action";
-  EXPECT_EQ(Text({Say(ChatRole::kLatestReminder, "R"), action, Say(ChatRole::kAssistant, "x", "r")},
-                 {.mode = ChatMode::kThinking}),
-            Join({kBos, "<｜latest_reminder｜>R", kUser, "q", kAssistant, "<think><｜action｜>x",
-                  kEos}));
+  EXPECT_EQ(
+      Text({Say(ChatRole::kLatestReminder, "R"), action, Say(ChatRole::kAssistant, "x", "r")},
+           {.mode = ChatMode::kThinking}),
+      Join({kBos, "<｜latest_reminder｜>R", kUser, "q", kAssistant, "<think><｜action｜>x", kEos}));
   ChatMessage title = Say(ChatRole::kUser, "q");
   title.task = "title";
   EXPECT_EQ(Text({title}, {}), Join({kBos, kUser, "q<｜title｜>"}));
 }
 
 TEST(ChatFormatTest, NeighbouringTextsAreOneTextToTheTokenizer) {
-  const std::vector<int32_t> ids = *Format("The sec").Render(
-      {Say(ChatRole::kSystem, "ret"), Say(ChatRole::kUser, "q")},
-      {.mode = ChatMode::kThinking, .effort = ReasoningEffort::kMax});
+  const std::vector<int32_t> ids =
+      *Format("The sec").Render({Say(ChatRole::kSystem, "ret"), Say(ChatRole::kUser, "q")},
+                                {.mode = ChatMode::kThinking, .effort = ReasoningEffort::kMax});
   std::vector<int32_t> expected = {0};
   BundledTokenizer().AppendText("The secret", expected);
   ASSERT_EQ(std::vector<int32_t>(ids.begin(), ids.begin() + expected.size()), expected);
@@ -203,8 +202,8 @@ TEST(ChatFormatTest, EqualsTheVendorFixtures) {
         const boost::json::value* value = fields.if_contains(name);
         return value == nullptr ? std::string() : std::string(value->as_string());
       };
-      messages.push_back(Say(*ParseChatRole(text("role")), text("content"),
-                             text("reasoning_content")));
+      messages.push_back(
+          Say(*ParseChatRole(text("role")), text("content"), text("reasoning_content")));
       messages.back().task = text("task");
     }
     EXPECT_EQ(Text(messages, {.mode = mode}),

@@ -18,8 +18,7 @@ constexpr int32_t kThinkBeginId = 5;
 constexpr int32_t kThinkEndId = 6;
 
 const ChatFormat& Format() {
-  static const ChatFormat* const format =
-      new ChatFormat(*ChatFormat::Create(&BundledTokenizer()));
+  static const ChatFormat* const format = new ChatFormat(*ChatFormat::Create(&BundledTokenizer()));
   return *format;
 }
 
@@ -67,8 +66,12 @@ TEST(OutputParserTest, EverythingIsReasoningUntilTheTokenCame) {
 }
 
 TEST(OutputParserTest, ControlTokensGiveNoText) {
-  const std::vector<int32_t> ids = Ids({{"", kThinkBeginId}, {"r", 3}, {"", kThinkEndId},
-                                        {"c", kThinkEndId}, {"d", 12}, {"e", kEosId}});
+  const std::vector<int32_t> ids = Ids({{"", kThinkBeginId},
+                                        {"r", 3},
+                                        {"", kThinkEndId},
+                                        {"c", kThinkEndId},
+                                        {"d", 12},
+                                        {"e", kEosId}});
   EXPECT_EQ(Parse(ids, ChatMode::kThinking), (Parsed{"r", "cde", true}));
 }
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include <boost/json.hpp>
 #include <gtest/gtest.h>
+#include <boost/json.hpp>
 
 #include "tests/text/text_test_util.h"
 #include "text/tokenizer.h"

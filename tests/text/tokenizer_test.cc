@@ -7,9 +7,9 @@
 #include <thread>
 #include <vector>
 
-#include <boost/json.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <boost/json.hpp>
 
 #include "tests/text/text_test_util.h"
 #include "text/detokenizer.h"
@@ -18,9 +18,9 @@
 namespace lodestone {
 namespace {
 
-using testing_text::BundledTokenizer;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing_text::BundledTokenizer;
 
 std::string AllBytes(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
   std::string bytes;
@@ -121,7 +121,8 @@ TEST(TokenizerTest, LongWordsTakeNearLinearTime) {
 
 TEST(TokenizerTest, EncodesFromManyThreadsAtOnce) {
   const Tokenizer& tokenizer = BundledTokenizer();
-  const std::string text = "The secret code for Vera Nolan is ZEBRA-4492-OMEGA.\n深度 12345 <think>";
+  const std::string text =
+      "The secret code for Vera Nolan is ZEBRA-4492-OMEGA.\n深度 12345 <think>";
   const std::vector<int32_t> expected = tokenizer.EncodeText(text);
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
@@ -153,7 +154,8 @@ json::object SmallFile() {
       {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false}]},
     "decoder": {"type": "ByteLevel"},
     "model": {"type": "BPE", "dropout": null, "unk_token": null,
-              "merges": ["a b", ["ab", "c"]]}})").as_object();
+              "merges": ["a b", ["ab", "c"]]}})")
+                          .as_object();
   root["model"].as_object()["vocab"] = vocab;
   return root;
 }
@@ -236,11 +238,14 @@ TEST(TokenizerFileTest, NamesTheBadPreTokenizerStep) {
   ExpectError(with_split(R"({"type": "Split", "behavior": "Removed", "pattern": {"Regex": "a"}})"),
               "pre_tokenizer.pretokenizers[0].behavior: \"Removed\"");
   ExpectError(with_split(R"({"type": "Split", "behavior": "Isolated", "invert": true,
-                             "pattern": {"Regex": "a"}})"), "pretokenizers[0].invert");
-  ExpectError(with_split(R"({"type": "Split", "behavior": "Isolated", "pattern": {"String": "a"}})"),
-              "pretokenizers[0].pattern.String");
-  ExpectError(with_split(R"({"type": "Split", "behavior": "Isolated", "pattern": {"Regex": "(a"}})"),
-              "split pattern 0 does not compile");
+                             "pattern": {"Regex": "a"}})"),
+              "pretokenizers[0].invert");
+  ExpectError(
+      with_split(R"({"type": "Split", "behavior": "Isolated", "pattern": {"String": "a"}})"),
+      "pretokenizers[0].pattern.String");
+  ExpectError(
+      with_split(R"({"type": "Split", "behavior": "Isolated", "pattern": {"Regex": "(a"}})"),
+      "split pattern 0 does not compile");
   ExpectError(with_split(R"({"type": "Digits"})"), "pretokenizers[0].type: \"Digits\"");
   ExpectError(with_split("7"), "pretokenizers[0]: must be an object");
 }
@@ -266,11 +271,13 @@ TEST(TokenizerFileTest, RefusesContradictions) {
   ExpectError(edited([&](json::object& r) { vocab(r)["abc"] = 1e30; }), "vocab[\"abc\"]");
   ExpectError(edited([&](json::object& r) { vocab(r)["a b"] = 260; }), "byte-level alphabet");
   ExpectError(edited([&](json::object& r) { vocab(r)[""] = 260; }), "byte-level alphabet");
-  ExpectError(edited([&](json::object& r) { vocab(r).erase("a"); }), "no ordinary token for byte 97");
+  ExpectError(edited([&](json::object& r) { vocab(r).erase("a"); }),
+              "no ordinary token for byte 97");
   ExpectError(edited([&](json::object& r) { merges(r).push_back("q z"); }),
               "merges[2]: \"qz\" is not in the vocabulary");
   ExpectError(edited([&](json::object& r) { merges(r).push_back("abx c"); }), "\"abx\" is not in");
-  ExpectError(edited([&](json::object& r) { merges(r).push_back("nospace"); }), "merges[2]: must be");
+  ExpectError(edited([&](json::object& r) { merges(r).push_back("nospace"); }),
+              "merges[2]: must be");
   ExpectError(edited([&](json::object& r) { merges(r).push_back(nullptr); }), "merges[2]: must be");
   ExpectError(edited([&](json::object& r) { added(r)["id"] = 65; }), "id 65 is used twice");
   ExpectError(edited([&](json::object& r) { added(r)["content"] = "abc"; }),
