@@ -5,7 +5,8 @@
 namespace lodestone {
 
 void LeaseTable::Add(LeaseId lease) {
-  const bool added = leases_.emplace(lease, Lease{.last_named = clock_->Now(), .holders = {}}).second;
+  const bool added =
+      leases_.emplace(lease, Lease{.last_named = clock_->Now(), .holders = {}}).second;
   CHECK(added) << "lease " << lease << " exists";
 }
 

@@ -1,0 +1,57 @@
+#include "worker/worker_config.h"
+
+#include <cinttypes>
+#include <cstdio>
+#include <optional>
+
+#include "base/status_macros.h"
+#include "text/tokenizer.h"
+
+namespace lodestone {
+namespace {
+
+absl::Status CheckPositive(const char* flag, int64_t value) {
+  if (value > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(std::string(flag) + " is " + std::to_string(value) +
+                                    ", must be at least 1");
+}
+
+std::string Hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016" PRIx64, value);
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<EngineOptions> ToEngineOptions(const WorkerConfig& config,
+                                              int64_t max_batch_tokens) {
+  RETURN_IF_ERROR(CheckPositive("--memory", config.memory.bytes));
+  RETURN_IF_ERROR(CheckPositive("--max-sequences", config.max_sequences));
+  RETURN_IF_ERROR(CheckPositive("--staging-slot", config.staging_slot.bytes));
+  RETURN_IF_ERROR(CheckPositive("--staging-slots", config.staging_slots));
+  RETURN_IF_ERROR(CheckPositive("the step's tokens", max_batch_tokens));
+  if (config.max_context < 0) {
+    return absl::InvalidArgumentError("--max-context is " + std::to_string(config.max_context) +
+                                      ", must not be negative");
+  }
+  ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(config.model + "/tokenizer.json"));
+  EngineOptions options;
+  options.model_dir = config.model;
+  options.overlay = config.overlay;
+  options.verify_weights = config.verify_weights;
+  // "auto" parses to nullopt, which is what the engine takes for it.
+  options.numerics = ParseNumerics(config.numerics);
+  options.kv = ParseKvFormat(config.kv);
+  options.index_key = ParseIndexKeyFormat(config.index_k);
+  options.tokenizer_fingerprint = Hex(tokenizer.fingerprint());
+  options.num_threads = static_cast<int>(config.threads);
+  options.memory_limit_bytes = config.memory.bytes;
+  options.max_sequences = config.max_sequences;
+  options.max_context_tokens = config.max_context;
+  options.max_batch_tokens = max_batch_tokens;
+  options.staging_bytes = config.staging_slot.bytes * config.staging_slots;
+  return options;
+}
+
+}  // namespace lodestone

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/config.h"
+#include "engine/engine_options.h"
+
+namespace lodestone {
+
+// The settings that prefill and decode workers share. Ports and role-specific settings are in
+// prefill/config.h and decode/config.h, which nest this.
+struct WorkerConfig {
+  std::string model;
+  std::string overlay;
+  bool verify_weights = false;
+  std::string numerics = "auto";
+  std::string index_k = "auto";
+  std::string kv = "auto";
+
+  int64_t threads = 0;
+  ByteSize memory{int64_t{1} << 30};
+  int64_t max_sequences = 16;
+  int64_t max_context = 0;
+  ByteSize staging_slot{int64_t{4} << 20};
+  int64_t staging_slots = 4;
+
+  std::string bind = "127.0.0.1";
+  std::string advertise;  // "": the bind address
+  std::vector<std::string> routers;
+  std::chrono::milliseconds drain_timeout{120'000};
+  LoggingConfig logging;
+
+  template <typename Visitor>
+  void VisitFields(Visitor& visit) {
+    visit(model, "model", "checkpoint folder (config.json, tokenizer.json, *.safetensors)", "Model",
+          FieldTraits{.required = true});
+    visit(overlay, "overlay", "safetensors file whose tensors replace those of the checkpoint",
+          "Model");
+    visit(verify_weights, "verify-weights", "hash every byte of the weights into the model id",
+          "Model");
+    visit(numerics, "numerics", "what is rounded; auto: what the checkpoint was trained for",
+          "Model", FieldTraits{.allowed = {"auto", "reference", "plain", "exact"}});
+    visit(index_k, "index-k", "storage of index keys; auto: bf16 (f32 under exact numerics)",
+          "Cache", FieldTraits{.allowed = {"auto", "bf16", "fp8", "fp4", "f32"}});
+    visit(kv, "kv", "storage of latents; auto: bf16 (f32 under exact numerics)", "Cache",
+          FieldTraits{.allowed = {"auto", "bf16", "fp8", "f32"}});
+    visit(threads, "threads", "compute threads; 0 = one per processor", "Compute");
+    visit(memory, "memory", "bytes for weights, caches, buffers and scratch together", "Cache");
+    visit(max_sequences, "max-sequences", "most requests at once", "Cache");
+    visit(max_context, "max-context", "most tokens of one request; 0 = what the model allows",
+          "Cache");
+    visit(staging_slot, "staging-slot", "bytes of one hand-off slot", "Hand-off");
+    visit(staging_slots, "staging-slots", "number of hand-off slots", "Hand-off");
+    visit(bind, "bind", "address to listen on", "Network");
+    visit(advertise, "advertise",
+          "host name or address that others reach this worker by; default --bind", "Network");
+    visit(routers, "router", "HOST:PORT of a router's gRPC port; repeat for several", "Network");
+    visit(drain_timeout, "drain-timeout", "longest wait for running requests at SIGTERM",
+          "Network");
+    logging.VisitFields(visit);
+  }
+};
+
+// The engine's options. `max_batch_tokens` is the role's. The tokenizer of the checkpoint folder is
+// read for its fingerprint. INVALID_ARGUMENT naming the flag and its value.
+absl::StatusOr<EngineOptions> ToEngineOptions(const WorkerConfig& config, int64_t max_batch_tokens);
+
+}  // namespace lodestone
