@@ -45,9 +45,8 @@ class Checker {
   }
 
   void Weight(const char* field, const PackedWeight& weight, int64_t n, int64_t k) const {
-    CHECK(weight.n == n && weight.k == k)
-        << op_ << ": " << field << " is [" << weight.n << ", " << weight.k << "], want [" << n << ", "
-        << k << "]";
+    CHECK(weight.n == n && weight.k == k) << op_ << ": " << field << " is [" << weight.n << ", "
+                                          << weight.k << "], want [" << n << ", " << k << "]";
     CHECK(!weight.data.empty()) << op_ << ": " << field << " has no memory";
   }
 
@@ -218,7 +217,8 @@ void CheckIndexQuery(const IndexQueryParams& p) {
   check.Activation("q", p.q.dtype);
   check.Shape("q", p.q, p.q.dtype, {kAny, kAny, kAny});
   const int64_t tokens = p.q.shape[0], heads = p.q.shape[1], dims = p.q.shape[2];
-  check.True((dims & (dims - 1)) == 0 && dims % kFp4Group == 0, "dims are not a power of two >= 32");
+  check.True((dims & (dims - 1)) == 0 && dims % kFp4Group == 0,
+             "dims are not a power of two >= 32");
   check.Shape("raw_weight", p.raw_weight, p.q.dtype, {tokens, heads});
   check.Shape("positions", p.positions, DType::kI32, {tokens});
   check.Shape("freqs", p.freqs, DType::kF32, {kAny});

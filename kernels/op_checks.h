@@ -4,9 +4,10 @@
 
 #include "kernels/op_params.h"
 
-// Shape and type checks of the params structs, shared by the backends. A wrong shape is a programmer
-// error: the process ends with the op, the field, and the shape found beside the one wanted. Values
-// (ids, positions, page numbers) are not looked at. No allocation unless a check fails.
+// Shape and type checks of the params structs, shared by the backends. A wrong shape is a
+// programmer error: the process ends with the op, the field, and the shape found beside the one
+// wanted. Values (ids, positions, page numbers) are not looked at. No allocation unless a check
+// fails.
 namespace lodestone {
 
 void CheckEmbedTokens(const EmbedTokensParams& params);

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <cstdint>
 
-// Scalar number formats, one definition for every backend and test. All functions of this folder are
-// `static`: the SIMD files are compiled once per instruction set, and a shared inline function could
-// be linked from a set that the processor lacks.
+// Scalar number formats, one definition for every backend and test. All functions of this folder
+// are `static`: the SIMD files are compiled once per instruction set, and a shared inline function
+// could be linked from a set that the processor lacks.
 namespace lodestone {
 
 static inline float Bf16ToFloat(uint16_t bits) {

@@ -6,8 +6,8 @@
 
 #include "kernels/numeric/bf16.h"
 
-// FP8 e4m3 (no infinity, 0x7f is NaN, largest 448) and power-of-two scales E8M0 (byte b is 2^(b-127),
-// 255 is NaN). Model spec 3.3, 4.1 to 4.3 (docs/model.md).
+// FP8 e4m3 (no infinity, 0x7f is NaN, largest 448) and power-of-two scales E8M0 (byte b is
+// 2^(b-127), 255 is NaN). Model spec 3.3, 4.1 to 4.3 (docs/model.md).
 namespace lodestone {
 
 inline constexpr float kE4m3Max = 448.0f;
@@ -33,7 +33,8 @@ static inline uint8_t FloatToE4m3(float x) {
   if (magnitude > 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
   if (a >= kE4m3Max) return static_cast<uint8_t>(sign | 0x7eu);
   if (a < 0x1p-6f) {  // the sum's unit in the last place is 2^-9, so the addition rounds
-    const uint32_t rounded = std::bit_cast<uint32_t>(a + 0x1p14f) - std::bit_cast<uint32_t>(0x1p14f);
+    const uint32_t rounded =
+        std::bit_cast<uint32_t>(a + 0x1p14f) - std::bit_cast<uint32_t>(0x1p14f);
     return static_cast<uint8_t>(sign | rounded);
   }
   magnitude += 0x7ffffu + ((magnitude >> 20) & 1u);
@@ -72,8 +73,8 @@ static inline void RoundFp8Group(float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = E4m3ToFloat(FloatToE4m3(x[i] / scale)) * scale;
 }
 
-// One fp32 scale, not a power of two, for a whole row: max(1e-4, amax) / 448, so that a row of zeros
-// works. Index keys and queries under kFp8.
+// One fp32 scale, not a power of two, for a whole row: max(1e-4, amax) / 448, so that a row of
+// zeros works. Index keys and queries under kFp8.
 static inline float Fp8RowScale(float amax) {
   return (amax > kFp8AmaxFloor ? amax : kFp8AmaxFloor) / kE4m3Max;
 }

@@ -29,14 +29,19 @@ static inline void DecodeBf16Row(const std::byte* in, int64_t n, float* x) {
   }
 }
 
-// kFp8: payload = (dims - rope_dims) e4m3 codes, then rope_dims bf16; scale = one E8M0 byte per group
-// of 64, then zero padding to 8 bytes.
+// kFp8: payload = (dims - rope_dims) e4m3 codes, then rope_dims bf16; scale = one E8M0 byte per
+// group of 64, then zero padding to 8 bytes.
 static inline void EncodeLatentRow(KvFormat format, const float* x, int64_t dims, int64_t rope_dims,
                                    std::byte* payload, std::byte* scale) {
   switch (format) {
-    case KvFormat::kBf16: EncodeBf16Row(x, dims, payload); return;
-    case KvFormat::kF32: std::memcpy(payload, x, static_cast<size_t>(dims) * 4); return;
-    case KvFormat::kFp8: break;
+    case KvFormat::kBf16:
+      EncodeBf16Row(x, dims, payload);
+      return;
+    case KvFormat::kF32:
+      std::memcpy(payload, x, static_cast<size_t>(dims) * 4);
+      return;
+    case KvFormat::kFp8:
+      break;
   }
   const int64_t coded = dims - rope_dims;
   uint8_t* codes = reinterpret_cast<uint8_t*>(payload);
@@ -48,12 +53,18 @@ static inline void EncodeLatentRow(KvFormat format, const float* x, int64_t dims
   EncodeBf16Row(x + coded, rope_dims, payload + coded);
 }
 
-static inline void DecodeLatentRow(KvFormat format, const std::byte* payload, const std::byte* scale,
-                                   int64_t dims, int64_t rope_dims, float* x) {
+static inline void DecodeLatentRow(KvFormat format, const std::byte* payload,
+                                   const std::byte* scale, int64_t dims, int64_t rope_dims,
+                                   float* x) {
   switch (format) {
-    case KvFormat::kBf16: DecodeBf16Row(payload, dims, x); return;
-    case KvFormat::kF32: std::memcpy(x, payload, static_cast<size_t>(dims) * 4); return;
-    case KvFormat::kFp8: break;
+    case KvFormat::kBf16:
+      DecodeBf16Row(payload, dims, x);
+      return;
+    case KvFormat::kF32:
+      std::memcpy(x, payload, static_cast<size_t>(dims) * 4);
+      return;
+    case KvFormat::kFp8:
+      break;
   }
   const int64_t coded = dims - rope_dims;
   for (int64_t i = 0; i < coded; ++i) {
@@ -63,23 +74,29 @@ static inline void DecodeLatentRow(KvFormat format, const std::byte* payload, co
   DecodeBf16Row(payload + coded, rope_dims, x + coded);
 }
 
-// kFp4: byte j holds element 2j in its low nibble and 2j + 1 in its high one; scale = one E8M0 byte per
-// group of 32. kFp8: one fp32 scale, amax / 448. The kFp4 and kFp8 encoders do the rounding.
+// kFp4: byte j holds element 2j in its low nibble and 2j + 1 in its high one; scale = one E8M0 byte
+// per group of 32. kFp8: one fp32 scale, amax / 448. The kFp4 and kFp8 encoders do the rounding.
 static inline void EncodeIndexKeyRow(IndexKeyFormat format, const float* x, int64_t dims,
                                      std::byte* payload, std::byte* scale) {
   switch (format) {
-    case IndexKeyFormat::kBf16: EncodeBf16Row(x, dims, payload); return;
-    case IndexKeyFormat::kF32: std::memcpy(payload, x, static_cast<size_t>(dims) * 4); return;
+    case IndexKeyFormat::kBf16:
+      EncodeBf16Row(x, dims, payload);
+      return;
+    case IndexKeyFormat::kF32:
+      std::memcpy(payload, x, static_cast<size_t>(dims) * 4);
+      return;
     case IndexKeyFormat::kFp8: {
       const float row_scale = QuantizeFp8Row(x, dims, reinterpret_cast<uint8_t*>(payload));
       std::memcpy(scale, &row_scale, 4);
       return;
     }
-    case IndexKeyFormat::kFp4: break;
+    case IndexKeyFormat::kFp4:
+      break;
   }
   for (int64_t first = 0; first < dims; first += kFp4Group) {
     uint8_t codes[kFp4Group];
-    scale[first / kFp4Group] = static_cast<std::byte>(QuantizeFp4Group(x + first, kFp4Group, codes));
+    scale[first / kFp4Group] =
+        static_cast<std::byte>(QuantizeFp4Group(x + first, kFp4Group, codes));
     for (int i = 0; i < kFp4Group; i += 2) {
       payload[(first + i) / 2] = static_cast<std::byte>(codes[i] | (codes[i + 1] << 4));
     }
@@ -91,15 +108,20 @@ static inline void EncodeIndexKeyRow(IndexKeyFormat format, const float* x, int6
 static inline float DecodeIndexKeyRow(IndexKeyFormat format, const std::byte* payload,
                                       const std::byte* scale, int64_t dims, float* x) {
   switch (format) {
-    case IndexKeyFormat::kBf16: DecodeBf16Row(payload, dims, x); return 1.0f;
-    case IndexKeyFormat::kF32: std::memcpy(x, payload, static_cast<size_t>(dims) * 4); return 1.0f;
+    case IndexKeyFormat::kBf16:
+      DecodeBf16Row(payload, dims, x);
+      return 1.0f;
+    case IndexKeyFormat::kF32:
+      std::memcpy(x, payload, static_cast<size_t>(dims) * 4);
+      return 1.0f;
     case IndexKeyFormat::kFp8: {
       for (int64_t i = 0; i < dims; ++i) x[i] = E4m3ToFloat(static_cast<uint8_t>(payload[i]));
       float row_scale;
       std::memcpy(&row_scale, scale, 4);
       return row_scale;
     }
-    case IndexKeyFormat::kFp4: break;
+    case IndexKeyFormat::kFp4:
+      break;
   }
   for (int64_t i = 0; i < dims; ++i) {
     const uint8_t pair = static_cast<uint8_t>(payload[i / 2]);

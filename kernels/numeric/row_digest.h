@@ -8,9 +8,10 @@
 
 #include "runtime/cache_views.h"
 
-// The digest of one cache row. Digests of rows are added mod 2^64 (RowDigests of kernels/op_params.h),
-// so a sum does not depend on order or on how rows are split into slots, and still sees a row that
-// was swapped, repeated, moved or altered. One definition for all backends and both ends of a link.
+// The digest of one cache row. Digests of rows are added mod 2^64 (RowDigests of
+// kernels/op_params.h), so a sum does not depend on order or on how rows are split into slots, and
+// still sees a row that was swapped, repeated, moved or altered. One definition for all backends
+// and both ends of a link.
 namespace lodestone {
 
 // Finaliser of SplitMix64: a bijection in which every input bit reaches every output bit.
@@ -33,9 +34,9 @@ static inline uint64_t RowDigest(CacheKind kind, int32_t layer, int64_t entry, c
 }
 
 // A row in two pieces (payload and scale): the digest of their concatenation.
-static inline uint64_t RowDigest(CacheKind kind, int32_t layer, int64_t entry, const std::byte* first,
-                                 int64_t first_bytes, const std::byte* second,
-                                 int64_t second_bytes) {
+static inline uint64_t RowDigest(CacheKind kind, int32_t layer, int64_t entry,
+                                 const std::byte* first, int64_t first_bytes,
+                                 const std::byte* second, int64_t second_bytes) {
   XXH64_state_t state;
   XXH64_reset(&state, RowSeed(kind, layer, entry));
   XXH64_update(&state, first, static_cast<size_t>(first_bytes));

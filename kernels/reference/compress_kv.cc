@@ -47,8 +47,8 @@ class ChannelPool {
   std::vector<double> values_;
 };
 
-// P of the group that has just been completed. Spec 8.4, 8.5: ratio 4 pools half A of rows 0..3 (the
-// group before, absent for the first one) with half B of rows 4..7; ratio 128 pools all rows.
+// P of the group that has just been completed. Spec 8.4, 8.5: ratio 4 pools half A of rows 0..3
+// (the group before, absent for the first one) with half B of rows 4..7; ratio 128 pools all rows.
 std::vector<float> PoolGroup(const State& state, int64_t ratio, int64_t c, bool first_group) {
   std::vector<float> pooled(c);
   for (int64_t j = 0; j < c; ++j) {

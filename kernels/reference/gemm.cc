@@ -6,8 +6,8 @@
 namespace lodestone::reference {
 namespace {
 
-// Dot products of x with four rows of a matrix; each sum runs over ascending i. Four at once because
-// one sum waits for the latency of its own additions.
+// Dot products of x with four rows of a matrix; each sum runs over ascending i. Four at once
+// because one sum waits for the latency of its own additions.
 void FourDots(const double* x, const double* rows, int64_t k, float* out) {
   double sums[4] = {};
   for (int64_t i = 0; i < k; ++i) {

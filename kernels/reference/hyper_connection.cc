@@ -14,7 +14,8 @@ std::vector<float> ReadStreams(const TensorView& streams, int64_t token) {
   const int64_t dims = streams.shape[2];
   std::vector<float> z(streams.shape[1] * dims);
   for (int64_t m = 0; m < streams.shape[1]; ++m) {
-    ReadRow(streams, token * streams.strides[0] + m * streams.strides[1], dims, z.data() + m * dims);
+    ReadRow(streams, token * streams.strides[0] + m * streams.strides[1], dims,
+            z.data() + m * dims);
   }
   return z;
 }

@@ -16,7 +16,8 @@ std::vector<int32_t> HighestExperts(const std::vector<float>& values, int64_t co
   std::vector<int32_t> order(values.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    if (std::isnan(values[a]) || std::isnan(values[b])) return !std::isnan(values[a]) && std::isnan(values[b]);
+    if (std::isnan(values[a]) || std::isnan(values[b]))
+      return !std::isnan(values[a]) && std::isnan(values[b]);
     return values[a] > values[b];
   });
   order.resize(count);
@@ -42,8 +43,13 @@ std::vector<int32_t> ChooseExperts(const MoeRouteParams& p, int64_t t,
 class Expert {
  public:
   Expert(const ExpertWeights& weights, float limit, DType act)
-      : w1_(weights.w1), w3_(weights.w3), w2_(weights.w2), limit_(limit), act_(act),
-        gate_(weights.w1.n), up_(weights.w1.n) {}
+      : w1_(weights.w1),
+        w3_(weights.w3),
+        w2_(weights.w2),
+        limit_(limit),
+        act_(act),
+        gate_(weights.w1.n),
+        up_(weights.w1.n) {}
 
   void Run(const float* x, float row_weight, float* y, int64_t dims) {
     w1_.Multiply(x, gate_.data());

@@ -9,7 +9,8 @@
 namespace lodestone::reference {
 namespace {
 
-// The per-head norm of bf16 queries, rounded after every step as the vendor's tensors are. Spec 8.1.
+// The per-head norm of bf16 queries, rounded after every step as the vendor's tensors are.
+// Spec 8.1.
 void NormHeadBf16(float* q, int64_t n, float eps) {
   double sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(RoundToBf16(q[i] * q[i]));

@@ -109,11 +109,15 @@ PackedWeight ReferenceOps::PackWeight(const TensorView& source, int64_t groups,
   CHECK(packed.num_bytes() >= rows * row_bytes)
       << "PackWeight: packed has " << packed.num_bytes() << " bytes, want " << rows * row_bytes;
   for (int64_t i = 0; i < rows; ++i) {
-    const std::byte* row = source.as<std::byte>() + i * source.strides[0] * BytesPerElement(source.dtype);
+    const std::byte* row =
+        source.as<std::byte>() + i * source.strides[0] * BytesPerElement(source.dtype);
     std::memcpy(packed.as<std::byte>() + i * row_bytes, row, static_cast<size_t>(row_bytes));
   }
   return {.data = TensorView(packed.data, source.dtype, {rows, k}),
-          .n = rows / groups, .k = k, .groups = groups, .dtype = source.dtype};
+          .n = rows / groups,
+          .k = k,
+          .groups = groups,
+          .dtype = source.dtype};
 }
 
 }  // namespace

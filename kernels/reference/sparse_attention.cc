@@ -102,8 +102,8 @@ void SparseAttention(const SparseAttentionParams& p) {
     const std::vector<CosSin> angles = Angles(p.batch.positions.as<int32_t>()[t], p.freqs);
     for (int64_t h = 0; h < p.q.shape[1]; ++h) {
       const std::vector<float> q = ReadRow(p.q, t * p.q.strides[0] + h * p.q.strides[1], dims);
-      std::vector<float> out = Attend(std::vector<double>(q.begin(), q.end()), keys,
-                                      p.sink.as<float>()[h], act);
+      std::vector<float> out =
+          Attend(std::vector<double>(q.begin(), q.end()), keys, p.sink.as<float>()[h], act);
       RotateTail(out.data(), dims, angles, /*inverse=*/true, act);
       WriteRow(p.out, t * p.out.strides[0] + h * p.out.strides[1], dims, out.data());
     }

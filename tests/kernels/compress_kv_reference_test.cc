@@ -19,11 +19,13 @@ constexpr float kEps = 1e-6f;
 // One compressor with its inputs for a sequence of up to `max_tokens` and its cache.
 struct Compressor {
   Compressor(int64_t the_ratio, int64_t max_tokens)
-      : ratio(the_ratio), width(the_ratio == 4 ? 2 * kDims : kDims),
+      : ratio(the_ratio),
+        width(the_ratio == 4 ? 2 * kDims : kDims),
         kv(Random(DType::kF32, {max_tokens, width}, 1)),
         score(Random(DType::kF32, {max_tokens, width}, 2, InputKind::kNormal, 2.0f)),
         ape(Random(DType::kF32, {the_ratio, width}, 3)),
-        norm_weight(Random(DType::kBf16, {kDims}, 4)), freqs(RopeFreqs(kRopeDims)) {}
+        norm_weight(Random(DType::kBf16, {kDims}, 4)),
+        freqs(RopeFreqs(kRopeDims)) {}
 
   const int64_t ratio, width;
   HostTensor kv, score, ape, norm_weight, freqs;
@@ -48,12 +50,22 @@ struct Cache {
 };
 
 CompressKvParams Params(const Compressor& compressor, const TestBatch& batch, Cache& cache) {
-  return {.kv = compressor.kv, .score = compressor.score, .ape = compressor.ape,
-          .norm_weight = compressor.norm_weight, .freqs = compressor.freqs,
-          .ratio = compressor.ratio, .eps = kEps, .batch = batch.index, .act = DType::kF32,
-          .row = CompressedRow::kLatent, .round_fp8 = false, .kv_format = KvFormat::kF32,
-          .index_rounding = IndexRounding::kNone, .index_format = IndexKeyFormat::kF32,
-          .state_kv = cache.state_kv, .state_score = cache.state_score,
+  return {.kv = compressor.kv,
+          .score = compressor.score,
+          .ape = compressor.ape,
+          .norm_weight = compressor.norm_weight,
+          .freqs = compressor.freqs,
+          .ratio = compressor.ratio,
+          .eps = kEps,
+          .batch = batch.index,
+          .act = DType::kF32,
+          .row = CompressedRow::kLatent,
+          .round_fp8 = false,
+          .kv_format = KvFormat::kF32,
+          .index_rounding = IndexRounding::kNone,
+          .index_format = IndexKeyFormat::kF32,
+          .state_kv = cache.state_kv,
+          .state_score = cache.state_score,
           .entries = cache.entries.store};
 }
 
@@ -269,7 +281,8 @@ TEST_P(CompressKvReferenceTest, Fp4KeysHoldWhatRoundedBf16KeysHold) {
     for (int64_t row = 0; row < kPageTokens / in.ratio; ++row) {
       std::vector<float> values(kDims);
       const std::byte* scale =
-          store.scale.empty() ? nullptr : store.scale.row<std::byte>(page) + row * store.scale.strides[1];
+          store.scale.empty() ? nullptr
+                              : store.scale.row<std::byte>(page) + row * store.scale.strides[1];
       DecodeIndexKeyRow(format, store.payload.row<std::byte>(page) + row * store.payload.strides[1],
                         scale, kDims, values.data());
       decoded[format].insert(decoded[format].end(), values.begin(), values.end());

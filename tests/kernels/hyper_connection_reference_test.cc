@@ -42,15 +42,23 @@ TEST_F(HyperConnectionReferenceTest, CombIsDoublyStochasticForAnyInput) {
   const HostTensor base = Random(DType::kF32, {kStreams * (kStreams + 2)}, 3);
   const HostTensor scale = Random(DType::kF32, {3}, 4);
   const HostTensor norm_weight = Random(DType::kBf16, {kDims}, 5);
-  const HostTensor fn =
-      Random(DType::kF32, {kStreams * (kStreams + 2), kStreams * kDims}, 6, InputKind::kNormal, 0.05f);
+  const HostTensor fn = Random(DType::kF32, {kStreams * (kStreams + 2), kStreams * kDims}, 6,
+                               InputKind::kNormal, 0.05f);
   const PackedTensor packed = Pack(*ops_, fn);
   for (InputKind kind : kAllInputKinds) {
     const HostTensor streams = Random(DType::kBf16, {kTokens, kStreams, kDims}, 7, kind);
     PreResult result;
-    ops_->HcPre({.streams = streams, .fn = packed.weight, .base = base, .scale = scale,
-                 .norm_weight = norm_weight, .rms_eps = 1e-6f, .hc_eps = 1e-6f,
-                 .sinkhorn_iters = 20, .scratch = {}, .x = result.x, .post = result.post,
+    ops_->HcPre({.streams = streams,
+                 .fn = packed.weight,
+                 .base = base,
+                 .scale = scale,
+                 .norm_weight = norm_weight,
+                 .rms_eps = 1e-6f,
+                 .hc_eps = 1e-6f,
+                 .sinkhorn_iters = 20,
+                 .scratch = {},
+                 .x = result.x,
+                 .post = result.post,
                  .comb = result.comb},
                 stream_);
     for (int64_t t = 0; t < kTokens; ++t) {
@@ -77,21 +85,37 @@ TEST_F(HyperConnectionReferenceTest, HeadCollapsesChosenRowsLikePre) {
   const HostTensor base = Random(DType::kF32, {kMixes}, 3);
   const HostTensor scale = Random(DType::kF32, {3}, 4);
   const HostTensor norm_weight = Random(DType::kBf16, {kDims}, 5);
-  const HostTensor fn = Random(DType::kF32, {kMixes, kStreams * kDims}, 6, InputKind::kNormal, 0.05f);
+  const HostTensor fn =
+      Random(DType::kF32, {kMixes, kStreams * kDims}, 6, InputKind::kNormal, 0.05f);
   const PackedTensor packed = Pack(*ops_, fn);
   PreResult result;
-  ops_->HcPre({.streams = streams, .fn = packed.weight, .base = base, .scale = scale,
-               .norm_weight = norm_weight, .rms_eps = 1e-6f, .hc_eps = 1e-6f, .sinkhorn_iters = 20,
-               .scratch = {}, .x = result.x, .post = result.post, .comb = result.comb},
+  ops_->HcPre({.streams = streams,
+               .fn = packed.weight,
+               .base = base,
+               .scale = scale,
+               .norm_weight = norm_weight,
+               .rms_eps = 1e-6f,
+               .hc_eps = 1e-6f,
+               .sinkhorn_iters = 20,
+               .scratch = {},
+               .x = result.x,
+               .post = result.post,
+               .comb = result.comb},
               stream_);
   HostTensor head_fn(DType::kF32, {kStreams, kStreams * kDims});
   for (int64_t i = 0; i < head_fn.size(); ++i) head_fn.Set(i, fn.At(i));
   const PackedTensor head_packed = Pack(*ops_, head_fn);
   HostTensor rows(DType::kI32, {2}), x(DType::kBf16, {2, kDims});
   rows.SetInts({2, 0});
-  ops_->HcHead({.streams = streams, .rows = rows, .fn = head_packed.weight,
-                .base = base.view().Rows(0, kStreams), .scale = scale.view().Rows(0, 1),
-                .norm_weight = norm_weight, .rms_eps = 1e-6f, .hc_eps = 1e-6f, .x = x},
+  ops_->HcHead({.streams = streams,
+                .rows = rows,
+                .fn = head_packed.weight,
+                .base = base.view().Rows(0, kStreams),
+                .scale = scale.view().Rows(0, 1),
+                .norm_weight = norm_weight,
+                .rms_eps = 1e-6f,
+                .hc_eps = 1e-6f,
+                .x = x},
                stream_);
   for (int64_t c = 0; c < kDims; ++c) {
     EXPECT_EQ(x.At(c), result.x.At(2 * kDims + c));

@@ -47,9 +47,15 @@ class IndexTopKReferenceTest : public ::testing::Test {
     HostTensor visible(DType::kI32, {1}), top(DType::kI32, {1, k});
     visible.SetInts({static_cast<int32_t>(scores.size())});
     HostTensor out(DType::kF32, {1, std::max<int64_t>(1, cache.num_entries)});
-    ops_->IndexTopK({.q = q, .weight = weight, .keys = cache.store.store,
-                     .format = IndexKeyFormat::kF32, .batch = cache.batch.index,
-                     .num_visible = visible, .scratch = {}, .top_entries = top, .scores = out},
+    ops_->IndexTopK({.q = q,
+                     .weight = weight,
+                     .keys = cache.store.store,
+                     .format = IndexKeyFormat::kF32,
+                     .batch = cache.batch.index,
+                     .num_visible = visible,
+                     .scratch = {},
+                     .top_entries = top,
+                     .scores = out},
                     stream_);
     for (size_t n = 0; n < scores.size(); ++n) {
       EXPECT_TRUE(std::isnan(scores[n]) || out.At(static_cast<int64_t>(n)) == scores[n]);
@@ -63,9 +69,15 @@ class IndexTopKReferenceTest : public ::testing::Test {
     HostTensor visible(DType::kI32, {1}), top(DType::kI32, {1, 4});
     visible.SetInts({static_cast<int32_t>(cache.num_entries)});
     HostTensor scores(DType::kF32, {1, cache.num_entries});
-    ops_->IndexTopK({.q = q, .weight = weight, .keys = cache.store.store, .format = format,
-                     .batch = cache.batch.index, .num_visible = visible, .scratch = {},
-                     .top_entries = top, .scores = scores},
+    ops_->IndexTopK({.q = q,
+                     .weight = weight,
+                     .keys = cache.store.store,
+                     .format = format,
+                     .batch = cache.batch.index,
+                     .num_visible = visible,
+                     .scratch = {},
+                     .top_entries = top,
+                     .scores = scores},
                     stream_);
     return scores.Floats();
   }
@@ -114,9 +126,15 @@ TEST_F(IndexTopKReferenceTest, NoTokenSeesAnEntryThatIsNotComplete) {
   const HostTensor q = Random(DType::kF32, {kTokens, 2, kDims}, 2);
   const HostTensor weight = Random(DType::kF32, {kTokens, 2}, 3);
   HostTensor top(DType::kI32, {kTokens, 16});
-  ops_->IndexTopK({.q = q, .weight = weight, .keys = store.store, .format = IndexKeyFormat::kF32,
-                   .batch = batch.index, .num_visible = NumVisible(batch, 4), .scratch = {},
-                   .top_entries = top, .scores = {}},
+  ops_->IndexTopK({.q = q,
+                   .weight = weight,
+                   .keys = store.store,
+                   .format = IndexKeyFormat::kF32,
+                   .batch = batch.index,
+                   .num_visible = NumVisible(batch, 4),
+                   .scratch = {},
+                   .top_entries = top,
+                   .scores = {}},
                   stream_);
   for (int64_t t = 0; t < kTokens; ++t) {
     for (int64_t i = 0; i < 16; ++i) {
@@ -126,8 +144,8 @@ TEST_F(IndexTopKReferenceTest, NoTokenSeesAnEntryThatIsNotComplete) {
   }
 }
 
-// The Hadamard transform is orthogonal: applied to queries and keys it leaves every score, applied to
-// one side only it destroys them.
+// The Hadamard transform is orthogonal: applied to queries and keys it leaves every score, applied
+// to one side only it destroys them.
 TEST_F(IndexTopKReferenceTest, RotatingBothSidesLeavesTheScores) {
   constexpr int64_t kHeads = 4, kDims = 128, kEntries = 100;
   const HostTensor plain_q = Random(DType::kF32, {1, kHeads, kDims}, 2);
@@ -135,8 +153,12 @@ TEST_F(IndexTopKReferenceTest, RotatingBothSidesLeavesTheScores) {
   HostTensor rotated_q = plain_q.Clone();
   const HostTensor positions(DType::kI32, {1});  // position 0: no angle
   HostTensor weight(DType::kF32, {1, kHeads});
-  ops_->IndexQuery({.q = rotated_q, .raw_weight = raw, .positions = positions,
-                    .freqs = RopeFreqs(64), .rounding = IndexRounding::kNone, .weight = weight},
+  ops_->IndexQuery({.q = rotated_q,
+                    .raw_weight = raw,
+                    .positions = positions,
+                    .freqs = RopeFreqs(64),
+                    .rounding = IndexRounding::kNone,
+                    .weight = weight},
                    stream_);
   std::vector<float> keys = Random(DType::kF32, {kEntries, kDims}, 4).Floats();
   const KeyCache plain_keys(keys, kDims, IndexKeyFormat::kF32);
@@ -163,8 +185,12 @@ TEST_F(IndexTopKReferenceTest, QueryWeightsCarryTheConstantAndTheFp8Scale) {
   HostTensor coded = plain.Clone();
   HostTensor weight(DType::kF32, {1, kHeads}), coded_weight(DType::kF32, {1, kHeads});
   const HostTensor freqs = RopeFreqs(64);
-  IndexQueryParams params{.q = plain, .raw_weight = raw, .positions = positions,
-                          .freqs = freqs, .rounding = IndexRounding::kNone, .weight = weight};
+  IndexQueryParams params{.q = plain,
+                          .raw_weight = raw,
+                          .positions = positions,
+                          .freqs = freqs,
+                          .rounding = IndexRounding::kNone,
+                          .weight = weight};
   ops_->IndexQuery(params, stream_);
   params.q = coded;
   params.rounding = IndexRounding::kFp8;

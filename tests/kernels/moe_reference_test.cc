@@ -27,8 +27,14 @@ class MoeReferenceTest : public ::testing::Test {
     const PackedTensor packed = Pack(*ops_, gate);
     HostTensor ids(DType::kI32, {1}), experts(DType::kI32, {1, count});
     HostTensor weights(DType::kF32, {1, count});
-    ops_->MoeRoute({.x = x, .gate = packed.weight, .bias = bias_tensor, .tid2eid = {}, .ids = ids,
-                    .scale = scale, .experts = experts, .weights = weights},
+    ops_->MoeRoute({.x = x,
+                    .gate = packed.weight,
+                    .bias = bias_tensor,
+                    .tid2eid = {},
+                    .ids = ids,
+                    .scale = scale,
+                    .experts = experts,
+                    .weights = weights},
                    stream_);
     return {experts.Ints(), weights.Floats()};
   }
@@ -70,8 +76,14 @@ TEST_F(MoeReferenceTest, HashLayersTakeTheTableAscending) {
   HostTensor weights(DType::kF32, {2, 2});
   table.SetInts({0, 1, 5, 2, 3, 4});
   ids.SetInts({1, 2});
-  ops_->MoeRoute({.x = x, .gate = packed.weight, .bias = {}, .tid2eid = table, .ids = ids, .scale = 1,
-                  .experts = experts, .weights = weights},
+  ops_->MoeRoute({.x = x,
+                  .gate = packed.weight,
+                  .bias = {},
+                  .tid2eid = table,
+                  .ids = ids,
+                  .scale = 1,
+                  .experts = experts,
+                  .weights = weights},
                  stream_);
   EXPECT_EQ(experts.Ints(), (std::vector<int32_t>{2, 5, 3, 4}));
   EXPECT_NEAR(weights.At(0) + weights.At(1), 1, 1e-6);
@@ -95,8 +107,14 @@ TEST_F(MoeReferenceTest, ClampsGateAboveAndUpOnBothSidesAndWeighsBeforeW2) {
     HostTensor out(DType::kBf16, {1, 1});
     x.Set(0, 1.0f);
     weights.Set(0, 0.7f);
-    ops_->MoeExperts({.x = x, .experts = experts, .weights = weights, .routed = {&expert, 1},
-                      .shared = &expert, .limit = kLimit, .scratch = {}, .out = out},
+    ops_->MoeExperts({.x = x,
+                      .experts = experts,
+                      .weights = weights,
+                      .routed = {&expert, 1},
+                      .shared = &expert,
+                      .limit = kLimit,
+                      .scratch = {},
+                      .out = out},
                      stream_);
     const double gate = static_cast<double>(c.gate);
     const double a = gate / (1 + std::exp(-gate)) * static_cast<double>(c.up);
@@ -126,8 +144,14 @@ TEST_F(MoeReferenceTest, OnlyChosenExpertsContribute) {
     HostTensor out(DType::kF32, {1, kDims});
     experts.SetInts(chosen);
     weights.SetFloats(weight);
-    ops_->MoeExperts({.x = x, .experts = experts, .weights = weights, .routed = routed,
-                      .shared = nullptr, .limit = 10, .scratch = {}, .out = out},
+    ops_->MoeExperts({.x = x,
+                      .experts = experts,
+                      .weights = weights,
+                      .routed = routed,
+                      .shared = nullptr,
+                      .limit = 10,
+                      .scratch = {},
+                      .out = out},
                      stream_);
     return out.Floats();
   };

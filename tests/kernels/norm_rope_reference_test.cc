@@ -70,8 +70,13 @@ TEST_F(NormRopeReferenceTest, LatentIsNormedThenRotatedThenRoundedButItsRotaryDi
   HostTensor rounded(DType::kBf16, {2, kDims}), normed(DType::kBf16, {2, kDims});
   positions.SetInts({11, 12});
   ops_->RmsNorm({.x = kv, .weight = weight, .eps = 1e-6f, .out = normed}, stream_);
-  WindowLatentParams params{.kv = kv, .weight = weight, .positions = positions, .freqs = freqs,
-                            .eps = 1e-6f, .round_fp8 = false, .latents = plain};
+  WindowLatentParams params{.kv = kv,
+                            .weight = weight,
+                            .positions = positions,
+                            .freqs = freqs,
+                            .eps = 1e-6f,
+                            .round_fp8 = false,
+                            .latents = plain};
   ops_->WindowLatent(params, stream_);
   params.round_fp8 = true;
   params.latents = rounded;
@@ -84,7 +89,8 @@ TEST_F(NormRopeReferenceTest, LatentIsNormedThenRotatedThenRoundedButItsRotaryDi
       RotatePairs(want.data() + kDims - kRope + 2 * i, &angle, 1, /*inverse=*/false);
     }
     for (int64_t i = 0; i < kDims; ++i) EXPECT_EQ(plain.At(t * kDims + i), RoundToBf16(want[i]));
-    for (int64_t i = 0; i < kDims - kRope; i += kFp8KvGroup) RoundFp8Group(want.data() + i, kFp8KvGroup);
+    for (int64_t i = 0; i < kDims - kRope; i += kFp8KvGroup)
+      RoundFp8Group(want.data() + i, kFp8KvGroup);
     for (int64_t i = 0; i < kDims; ++i) EXPECT_EQ(rounded.At(t * kDims + i), RoundToBf16(want[i]));
   }
 }
@@ -108,8 +114,11 @@ TEST_F(NormRopeReferenceTest, TheRingKeepsTheLastTokensOfEachSequence) {
   const TestBatch batch({{6, 3}, {13, 10}}, 1);
   const HostTensor latents = Random(DType::kBf16, {13, kDims}, 2);
   const TestRowStore ring(batch.num_slots, kWindow, LatentRowBytes(KvFormat::kBf16, kDims, kRope));
-  ops_->StoreWindow({.latents = latents, .batch = batch.index, .format = KvFormat::kBf16,
-                     .rope_dims = kRope, .ring = ring.store},
+  ops_->StoreWindow({.latents = latents,
+                     .batch = batch.index,
+                     .format = KvFormat::kBf16,
+                     .rope_dims = kRope,
+                     .ring = ring.store},
                     stream_);
   const auto row = [&](int64_t seq, int64_t position) {
     std::vector<float> values(kDims);

@@ -25,7 +25,8 @@ std::vector<float> FiniteBf16() {
   return values;
 }
 
-// The code whose value is nearest to x clamped to the largest one; of two equally near the even code.
+// The code whose value is nearest to x clamped to the largest one; of two equally near the even
+// code.
 template <typename Decode>
 uint8_t NearestCode(double x, int num_codes, const Decode& decode) {
   const double magnitude = std::min(std::fabs(x), static_cast<double>(decode(num_codes - 1)));
@@ -83,8 +84,9 @@ TEST(Fp8Test, DecodesEveryCodeByItsFields) {
   for (int code = 0; code < 0x7f; ++code) {
     const int exponent = code >> 3;
     const int fraction = code & 7;
-    const float want = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
-                                     : std::ldexp(8.0f + static_cast<float>(fraction), exponent - 10);
+    const float want = exponent == 0
+                           ? std::ldexp(static_cast<float>(fraction), -9)
+                           : std::ldexp(8.0f + static_cast<float>(fraction), exponent - 10);
     EXPECT_EQ(E4m3ToFloat(static_cast<uint8_t>(code)), want);
     EXPECT_EQ(E4m3ToFloat(static_cast<uint8_t>(code | 0x80)), -want);
     EXPECT_EQ(FloatToE4m3(want), code);
@@ -159,8 +161,8 @@ TEST(GroupScaleTest, RoundingTwiceChangesNothingAndFitsBf16) {
       x = RoundToBf16(std::ldexp(static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31f,
                                  static_cast<int>(state % 13) - 6));
     }
-    for (auto round : {+[](float* x, int64_t n) { RoundFp8Group(x, n); },
-                       +[](float* x, int64_t n) { RoundFp4Group(x, n); }}) {
+    for (auto round : {+[](float*x, int64_t n) { RoundFp8Group(x, n); },
+                       +[](float*x, int64_t n) { RoundFp4Group(x, n); }}) {
       std::vector<float> once = group;
       round(once.data(), 32);
       std::vector<float> twice = once;

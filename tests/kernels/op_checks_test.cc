@@ -24,8 +24,14 @@ TEST(OpChecksDeathTest, AWeightOfAnotherSizeIsRefused) {
   const PackedTensor gate = Pack(*ops, HostTensor(DType::kBf16, {4, 16}));
   const HostTensor x(DType::kBf16, {2, 8}), experts(DType::kI32, {2, 2}), ids(DType::kI32, {2});
   const HostTensor weights(DType::kF32, {2, 2}), bias(DType::kF32, {4});
-  EXPECT_DEATH(CheckMoeRoute({.x = x, .gate = gate.weight, .bias = bias, .tid2eid = {}, .ids = ids,
-                              .scale = 1, .experts = experts, .weights = weights}),
+  EXPECT_DEATH(CheckMoeRoute({.x = x,
+                              .gate = gate.weight,
+                              .bias = bias,
+                              .tid2eid = {},
+                              .ids = ids,
+                              .scale = 1,
+                              .experts = experts,
+                              .weights = weights}),
                "MoeRoute: gate is .4, 16., want .4, 8.");
 }
 
@@ -33,8 +39,11 @@ TEST(OpChecksDeathTest, ACacheInAnotherFormatIsRefused) {
   const TestBatch batch({{0, 2}}, 1);
   const HostTensor latents(DType::kBf16, {2, 128});
   const TestRowStore ring(batch.num_slots, 8, LatentRowBytes(KvFormat::kBf16, 128, 64));
-  EXPECT_DEATH(CheckStoreWindow({.latents = latents, .batch = batch.index, .format = KvFormat::kFp8,
-                                 .rope_dims = 64, .ring = ring.store}),
+  EXPECT_DEATH(CheckStoreWindow({.latents = latents,
+                                 .batch = batch.index,
+                                 .format = KvFormat::kFp8,
+                                 .rope_dims = 64,
+                                 .ring = ring.store}),
                "StoreWindow: ring is U8.2, 8, 256., want U8..*, 192.");
 }
 
@@ -45,8 +54,9 @@ TEST(OpChecksDeathTest, RowsBeyondTheSlotAreRefused) {
   run.part[0] = row;
   run.part_bytes[0] = run.part_stride[0] = 8;
   RowDigests digests = {};
-  EXPECT_DEATH(CheckMoveRows({.runs = {&run, 1}, .slot = row, .slot_bytes = 15, .digests = digests}),
-               "runs have 16 bytes, the slot 15");
+  EXPECT_DEATH(
+      CheckMoveRows({.runs = {&run, 1}, .slot = row, .slot_bytes = 15, .digests = digests}),
+      "runs have 16 bytes, the slot 15");
 }
 
 }  // namespace

@@ -25,7 +25,8 @@ struct Cache {
     keys.part_bytes[1] = 4;
     keys.part_stride[0] = 130;
     keys.part_stride[1] = 4;
-    RowRun states{.kind = CacheKind::kCompressorStates, .layer = 2, .first_entry = 0, .num_rows = 3};
+    RowRun states{
+        .kind = CacheKind::kCompressorStates, .layer = 2, .first_entry = 0, .num_rows = 3};
     states.num_parts = 1;
     states.part[0] = memory.data() + 1000;
     states.part_bytes[0] = 200;
@@ -44,15 +45,19 @@ class PackRowsReferenceTest : public ::testing::Test {
   }
   Digests Pack(const std::vector<RowRun>& runs, std::vector<std::byte>& slot) {
     Digests digests{};
-    ops_->PackRows({.runs = runs, .slot = slot.data(),
-                    .slot_bytes = static_cast<int64_t>(slot.size()), .digests = digests.data()},
+    ops_->PackRows({.runs = runs,
+                    .slot = slot.data(),
+                    .slot_bytes = static_cast<int64_t>(slot.size()),
+                    .digests = digests.data()},
                    stream_);
     return digests;
   }
   Digests Scatter(const std::vector<RowRun>& runs, std::vector<std::byte>& slot) {
     Digests digests{};
-    ops_->ScatterRows({.runs = runs, .slot = slot.data(),
-                       .slot_bytes = static_cast<int64_t>(slot.size()), .digests = digests.data()},
+    ops_->ScatterRows({.runs = runs,
+                       .slot = slot.data(),
+                       .slot_bytes = static_cast<int64_t>(slot.size()),
+                       .digests = digests.data()},
                       stream_);
     return digests;
   }
@@ -71,9 +76,10 @@ TEST_F(PackRowsReferenceTest, RowsArriveWithTheSameDigests) {
     const RowRun from = source_.Runs()[run], to = target.Runs()[run];
     for (int64_t row = 0; row < from.num_rows; ++row) {
       for (int part = 0; part < from.num_parts; ++part) {
-        EXPECT_TRUE(std::equal(from.part[part] + row * from.part_stride[part],
-                               from.part[part] + row * from.part_stride[part] + from.part_bytes[part],
-                               to.part[part] + row * to.part_stride[part]));
+        EXPECT_TRUE(
+            std::equal(from.part[part] + row * from.part_stride[part],
+                       from.part[part] + row * from.part_stride[part] + from.part_bytes[part],
+                       to.part[part] + row * to.part_stride[part]));
       }
     }
   }

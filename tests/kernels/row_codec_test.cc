@@ -48,8 +48,8 @@ std::vector<float> ThroughKeyStore(IndexKeyFormat format, const std::vector<floa
   EncodeIndexKeyRow(format, row.data(), kKeyDims, stored.payload.data(), stored.scale.data());
   EXPECT_TRUE(stored.guards_intact());
   std::vector<float> out(kKeyDims);
-  const float factor = DecodeIndexKeyRow(format, stored.payload.data(), stored.scale.data(), kKeyDims,
-                                         out.data());
+  const float factor =
+      DecodeIndexKeyRow(format, stored.payload.data(), stored.scale.data(), kKeyDims, out.data());
   for (float& x : out) x *= factor;
   return out;
 }

@@ -20,14 +20,18 @@ constexpr int64_t kTopK = 8;
 // Sequences with a random past, and everything that attention reads.
 struct Case {
   Case(const std::vector<BatchPart>& the_parts, int64_t the_ratio, DType act, KvFormat the_format)
-      : parts(the_parts), ratio(the_ratio), format(the_format), batch(parts, 11),
+      : parts(the_parts),
+        ratio(the_ratio),
+        format(the_format),
+        batch(parts, 11),
         ring(batch.num_slots, kWindow, LatentRowBytes(format, kDims, kRopeDims)),
         entries(batch.num_pages, ratio == 0 ? 1 : kPageTokens / ratio,
                 LatentRowBytes(format, kDims, kRopeDims)),
         q(Random(act, {batch.index.num_tokens(), kHeads, kDims}, 1)),
         latents(act, {batch.index.num_tokens(), kDims}),
         top(DType::kI32, {batch.index.num_tokens(), kTopK}),
-        sink(Random(DType::kF32, {kHeads}, 2)), freqs(RopeFreqs(kRopeDims)),
+        sink(Random(DType::kF32, {kHeads}, 2)),
+        freqs(RopeFreqs(kRopeDims)),
         out(act, {batch.index.num_tokens(), kHeads, kDims}) {
     for (size_t b = 0; b < parts.size(); ++b) AddPast(static_cast<int64_t>(b));
     const int64_t num_rows = batch.num_pages * entries.store.payload.shape[1];
@@ -63,8 +67,9 @@ struct Case {
       const int64_t r = position % kWindow;
       EncodeLatentRow(format, row, kDims, kRopeDims,
                       store.payload.row<std::byte>(slot) + r * store.payload.strides[1],
-                      store.scale.empty() ? nullptr
-                                          : store.scale.row<std::byte>(slot) + r * store.scale.strides[1]);
+                      store.scale.empty()
+                          ? nullptr
+                          : store.scale.row<std::byte>(slot) + r * store.scale.strides[1]);
     }
   }
 
@@ -73,7 +78,8 @@ struct Case {
     for (int64_t t = 0; t < batch.index.num_tokens(); ++t) {
       std::vector<int32_t> chosen;
       for (int64_t n = (batch.positions.Ints()[t] + 1) / 4 - 1; n >= 0; n -= 3) {
-        if (static_cast<int64_t>(chosen.size()) < kTopK - 1) chosen.push_back(static_cast<int32_t>(n));
+        if (static_cast<int64_t>(chosen.size()) < kTopK - 1)
+          chosen.push_back(static_cast<int32_t>(n));
       }
       std::sort(chosen.begin(), chosen.end());
       chosen.resize(kTopK, -1);
@@ -82,10 +88,19 @@ struct Case {
   }
 
   SparseAttentionParams Params() {
-    SparseAttentionParams params{
-        .q = q, .latents = latents, .batch = batch.index, .window = kWindow, .ring = ring.store,
-        .format = format, .ratio = ratio, .entries = {}, .top_entries = {}, .sink = sink,
-        .freqs = freqs, .scratch = {}, .out = out};
+    SparseAttentionParams params{.q = q,
+                                 .latents = latents,
+                                 .batch = batch.index,
+                                 .window = kWindow,
+                                 .ring = ring.store,
+                                 .format = format,
+                                 .ratio = ratio,
+                                 .entries = {},
+                                 .top_entries = {},
+                                 .sink = sink,
+                                 .freqs = freqs,
+                                 .scratch = {},
+                                 .out = out};
     if (ratio != 0) params.entries = entries.store;
     if (ratio == 4) params.top_entries = top;
     return params;
@@ -129,7 +144,8 @@ std::vector<double> NaiveAttention(const Case& c, int64_t t, int64_t head) {
   for (const float* key : keys) {
     double score = 0;
     for (int64_t i = 0; i < kDims; ++i) {
-      score += static_cast<double>(c.q.At((t * kHeads + head) * kDims + i)) * static_cast<double>(key[i]);
+      score += static_cast<double>(c.q.At((t * kHeads + head) * kDims + i)) *
+               static_cast<double>(key[i]);
     }
     const double weight = std::exp(score / std::sqrt(static_cast<double>(kDims)));
     total += weight;
@@ -183,8 +199,8 @@ TEST_P(SparseAttentionReferenceTest, ASinkFarAboveTheScoresTakesAllTheWeight) {
   c.sink.SetFloats({1e4f, 0.0f, -INFINITY});
   ops_->SparseAttention(c.Params(), stream_);
   for (int64_t i = 0; i < kDims; ++i) EXPECT_EQ(std::fabs(c.out.At(i)), 0.0f);
-  // Token 0 of the first sequence sees itself only: without a sink the output is that latent, and the
-  // rotation at position 0 is none.
+  // Token 0 of the first sequence sees itself only: without a sink the output is that latent, and
+  // the rotation at position 0 is none.
   for (int64_t i = 0; i < kDims; ++i) EXPECT_EQ(c.out.At(2 * kDims + i), c.latents.At(i));
 }
 

@@ -1,5 +1,5 @@
-// Every rounding primitive against vectors recorded from an independent implementation and confirmed
-// in exact arithmetic.
+// Every rounding primitive against vectors recorded from an independent implementation and
+// confirmed in exact arithmetic.
 
 #include <bit>
 #include <cmath>
@@ -123,12 +123,13 @@ TEST_F(UnitVectorsTest, QueryNorm) {
   q.SetFloats(golden_["q_norm.x"].Floats());
   const HostTensor positions(DType::kI32, {6});
   const HostTensor no_rotation(DType::kF32, {0});
-  ops_->QueryNormRope({.q = q, .positions = positions, .freqs = no_rotation, .eps = 1e-6f}, stream_);
+  ops_->QueryNormRope({.q = q, .positions = positions, .freqs = no_rotation, .eps = 1e-6f},
+                      stream_);
   ExpectSameBits(q.Floats(), golden_["q_norm.y"].Floats());
 }
 
-// The op forms mix = (fn z) * rsqrt(mean(z^2) + eps) itself. Stream m is 2 in dim m and 0 elsewhere, so
-// that with eps 0 the root is 1; fn is half the wanted mix in its first column.
+// The op forms mix = (fn z) * rsqrt(mean(z^2) + eps) itself. Stream m is 2 in dim m and 0
+// elsewhere, so that with eps 0 the root is 1; fn is half the wanted mix in its first column.
 TEST_F(UnitVectorsTest, HyperConnection) {
   constexpr int64_t kStreams = 4, kMixes = 24;
   const std::vector<float> mixes = golden_["hc.mixes"].Floats();
@@ -151,9 +152,18 @@ TEST_F(UnitVectorsTest, HyperConnection) {
     const PackedTensor packed = Pack(*ops_, fn);
     HostTensor x(DType::kF32, {1, kStreams}), got_post(DType::kF32, {1, kStreams});
     HostTensor got_comb(DType::kF32, {1, kStreams, kStreams});
-    ops_->HcPre({.streams = streams, .fn = packed.weight, .base = base, .scale = scale,
-                 .norm_weight = norm_weight, .rms_eps = 0, .hc_eps = 1e-6f, .sinkhorn_iters = 20,
-                 .scratch = {}, .x = x, .post = got_post, .comb = got_comb},
+    ops_->HcPre({.streams = streams,
+                 .fn = packed.weight,
+                 .base = base,
+                 .scale = scale,
+                 .norm_weight = norm_weight,
+                 .rms_eps = 0,
+                 .hc_eps = 1e-6f,
+                 .sinkhorn_iters = 20,
+                 .scratch = {},
+                 .x = x,
+                 .post = got_post,
+                 .comb = got_comb},
                 stream_);
     double square = 0;
     for (int64_t m = 0; m < kStreams; ++m) square += std::pow(pre[row * kStreams + m], 2);
@@ -167,9 +177,9 @@ TEST_F(UnitVectorsTest, HyperConnection) {
   }
 }
 
-// The vendor rounds probabilities to bf16 against the running maximum of blocks of 64 keys, we against
-// the maximum of all, hence the tolerance. Window 1: the first key is the token's own latent, the others
-// are entries.
+// The vendor rounds probabilities to bf16 against the running maximum of blocks of 64 keys, we
+// against the maximum of all, hence the tolerance. Window 1: the first key is the token's own
+// latent, the others are entries.
 TEST_F(UnitVectorsTest, Attention) {
   constexpr int64_t kHeads = 4, kDims = 512, kKeys = 96, kListed = 90;
   const std::vector<float> q = golden_["attn.q"].Floats();
@@ -196,10 +206,19 @@ TEST_F(UnitVectorsTest, Attention) {
     latent.SetFloats({kv.begin() + list[0] * kDims, kv.begin() + (list[0] + 1) * kDims});
     HostTensor top(DType::kI32, {1, kListed - 1}), out(DType::kBf16, {1, kHeads, kDims});
     top.SetInts({list + 1, list + kListed});
-    ops_->SparseAttention({.q = query, .latents = latent, .batch = batch.index, .window = 1,
-                           .ring = ring.store, .format = KvFormat::kBf16, .ratio = 4,
-                           .entries = entries.store, .top_entries = top, .sink = sink,
-                           .freqs = no_rotation, .scratch = {}, .out = out},
+    ops_->SparseAttention({.q = query,
+                           .latents = latent,
+                           .batch = batch.index,
+                           .window = 1,
+                           .ring = ring.store,
+                           .format = KvFormat::kBf16,
+                           .ratio = 4,
+                           .entries = entries.store,
+                           .top_entries = top,
+                           .sink = sink,
+                           .freqs = no_rotation,
+                           .scratch = {},
+                           .out = out},
                           stream_);
     double difference = 0, norm = 0;
     for (int64_t i = 0; i < kHeads * kDims; ++i) {

@@ -35,22 +35,32 @@ T Element(const GoldenTensor& tensor, int64_t i) {
 
 float FloatAt(const GoldenTensor& tensor, int64_t i) {
   switch (tensor.dtype) {
-    case DType::kF32: return Element<float>(tensor, i);
-    case DType::kBf16: return Bf16ToFloat(Element<uint16_t>(tensor, i));
-    case DType::kF8E4M3: return E4m3ToFloat(Element<uint8_t>(tensor, i));
-    case DType::kF8E8M0: return E8m0ToFloat(Element<uint8_t>(tensor, i));
-    default: LOG(FATAL) << "no float value of type " << Name(tensor.dtype);
+    case DType::kF32:
+      return Element<float>(tensor, i);
+    case DType::kBf16:
+      return Bf16ToFloat(Element<uint16_t>(tensor, i));
+    case DType::kF8E4M3:
+      return E4m3ToFloat(Element<uint8_t>(tensor, i));
+    case DType::kF8E8M0:
+      return E8m0ToFloat(Element<uint8_t>(tensor, i));
+    default:
+      LOG(FATAL) << "no float value of type " << Name(tensor.dtype);
   }
   return 0;
 }
 
 int64_t IntAt(const GoldenTensor& tensor, int64_t i) {
   switch (tensor.dtype) {
-    case DType::kI8: return Element<int8_t>(tensor, i);
-    case DType::kU8: return Element<uint8_t>(tensor, i);
-    case DType::kI32: return Element<int32_t>(tensor, i);
-    case DType::kI64: return Element<int64_t>(tensor, i);
-    default: LOG(FATAL) << "no integer value of type " << Name(tensor.dtype);
+    case DType::kI8:
+      return Element<int8_t>(tensor, i);
+    case DType::kU8:
+      return Element<uint8_t>(tensor, i);
+    case DType::kI32:
+      return Element<int32_t>(tensor, i);
+    case DType::kI64:
+      return Element<int64_t>(tensor, i);
+    default:
+      LOG(FATAL) << "no integer value of type " << Name(tensor.dtype);
   }
   return 0;
 }

@@ -26,8 +26,8 @@ struct GoldenTensor {
   std::vector<uint8_t> Codes() const;
 };
 
-// A .safetensors file read whole, for tests: independent of the product's loader. Anything wrong with
-// the file ends the process with its path.
+// A .safetensors file read whole, for tests: independent of the product's loader. Anything wrong
+// with the file ends the process with its path.
 class GoldenFile {
  public:
   explicit GoldenFile(const std::string& path);

@@ -88,12 +88,18 @@ HostTensor HostTensor::Clone() const {
 
 const char* Name(InputKind kind) {
   switch (kind) {
-    case InputKind::kNormal: return "Normal";
-    case InputKind::kWide: return "Wide";
-    case InputKind::kOutlier: return "Outlier";
-    case InputKind::kFewValues: return "FewValues";
-    case InputKind::kTiny: return "Tiny";
-    case InputKind::kZeros: return "Zeros";
+    case InputKind::kNormal:
+      return "Normal";
+    case InputKind::kWide:
+      return "Wide";
+    case InputKind::kOutlier:
+      return "Outlier";
+    case InputKind::kFewValues:
+      return "FewValues";
+    case InputKind::kTiny:
+      return "Tiny";
+    case InputKind::kZeros:
+      return "Zeros";
   }
   return "";
 }
@@ -107,12 +113,23 @@ void Fill(HostTensor* tensor, InputKind kind, uint32_t seed, float factor) {
     float value = normal(random);
     const uint32_t bits = random();
     switch (kind) {
-      case InputKind::kNormal: break;
-      case InputKind::kWide: value = std::ldexp(value, static_cast<int>(bits % 25) - 12); break;
-      case InputKind::kOutlier: value *= i % channels % 64 == 7 ? 300.0f : 1.0f; break;
-      case InputKind::kFewValues: value = static_cast<float>(bits % 9) / 2 - 2; break;
-      case InputKind::kTiny: value *= 1e-7f; break;
-      case InputKind::kZeros: value = std::copysign(0.0f, value); break;
+      case InputKind::kNormal:
+        break;
+      case InputKind::kWide:
+        value = std::ldexp(value, static_cast<int>(bits % 25) - 12);
+        break;
+      case InputKind::kOutlier:
+        value *= i % channels % 64 == 7 ? 300.0f : 1.0f;
+        break;
+      case InputKind::kFewValues:
+        value = static_cast<float>(bits % 9) / 2 - 2;
+        break;
+      case InputKind::kTiny:
+        value *= 1e-7f;
+        break;
+      case InputKind::kZeros:
+        value = std::copysign(0.0f, value);
+        break;
     }
     tensor->Set(i, value * factor);
   }
@@ -128,8 +145,8 @@ HostTensor Random(DType dtype, std::initializer_list<int64_t> dims, uint32_t see
 PackedTensor Pack(const Ops& ops, const HostTensor& source, int64_t groups) {
   const TensorView& view = source.view();
   PackedTensor result;
-  result.packed =
-      HostTensor(DType::kU8, {ops.PackedBytes(view.dtype, view.shape[0] / groups, view.shape[1], groups)});
+  result.packed = HostTensor(
+      DType::kU8, {ops.PackedBytes(view.dtype, view.shape[0] / groups, view.shape[1], groups)});
   result.weight = ops.PackWeight(view, groups, result.packed);
   return result;
 }
@@ -151,7 +168,8 @@ TestBatch::TestBatch(const std::vector<BatchPart>& parts, uint32_t seed) {
     seq_slot.view().as<int32_t>()[b] = static_cast<int32_t>(num_slots - 1 - b);
     const int64_t own_pages = (parts[b].first_position + parts[b].num_tokens - 1) / kPageTokens + 1;
     for (int64_t page = 0; page < max_pages; ++page) {
-      block_table.view().row<int32_t>(b)[page] = page < own_pages ? pages[b * max_pages + page] : -1;
+      block_table.view().row<int32_t>(b)[page] =
+          page < own_pages ? pages[b * max_pages + page] : -1;
     }
   }
   SetParts(parts);
@@ -199,7 +217,8 @@ TestBatch TestBatch::Only(int64_t seq, BatchPart part) const {
   batch.seq_slot = HostTensor(DType::kI32, {1});
   batch.seq_slot.SetInts({seq_slot.Ints()[seq]});
   batch.block_table = HostTensor(DType::kI32, {1, max_pages});
-  std::copy_n(block_table.view().row<int32_t>(seq), max_pages, batch.block_table.view().as<int32_t>());
+  std::copy_n(block_table.view().row<int32_t>(seq), max_pages,
+              batch.block_table.view().as<int32_t>());
   batch.SetParts({part});
   return batch;
 }
@@ -245,8 +264,8 @@ void EncodeRows(const std::vector<float>& values, int64_t dims, const RowStore& 
 
 }  // namespace
 
-void EncodeLatents(const std::vector<float>& values, int64_t dims, int64_t rope_dims, KvFormat format,
-                   const TestRowStore& store) {
+void EncodeLatents(const std::vector<float>& values, int64_t dims, int64_t rope_dims,
+                   KvFormat format, const TestRowStore& store) {
   EncodeRows(values, dims, store.store, [&](const float* x, std::byte* payload, std::byte* scale) {
     EncodeLatentRow(format, x, dims, rope_dims, payload, scale);
   });

@@ -18,7 +18,8 @@
 // harmless to hostile. Everything follows from the seed.
 namespace lodestone {
 
-// A dense host tensor that owns its memory, 64-byte aligned, zero at first, with guard bytes behind.
+// A dense host tensor that owns its memory, 64-byte aligned, zero at first, with guard bytes
+// behind.
 class HostTensor {
  public:
   HostTensor() = default;
@@ -58,9 +59,9 @@ enum class InputKind {
   kTiny,       // N(0, 1) * 1e-7
   kZeros,      // +0 and -0
 };
-inline constexpr InputKind kAllInputKinds[] = {InputKind::kNormal,    InputKind::kWide,
-                                               InputKind::kOutlier,   InputKind::kFewValues,
-                                               InputKind::kTiny,      InputKind::kZeros};
+inline constexpr InputKind kAllInputKinds[] = {InputKind::kNormal,  InputKind::kWide,
+                                               InputKind::kOutlier, InputKind::kFewValues,
+                                               InputKind::kTiny,    InputKind::kZeros};
 const char* Name(InputKind kind);
 
 // Fills a kF32 or kBf16 tensor; every value times `factor`.
@@ -81,12 +82,12 @@ struct BatchPart {
   int64_t num_tokens = 1;
 };
 
-// The tables of a batch. Sequence b has slot num_slots - 1 - b, and its pages are dealt in a shuffled
-// order, so that code which mixes up slots, pages and sequences fails.
+// The tables of a batch. Sequence b has slot num_slots - 1 - b, and its pages are dealt in a
+// shuffled order, so that code which mixes up slots, pages and sequences fails.
 struct TestBatch {
   TestBatch(const std::vector<BatchPart>& parts, uint32_t seed);
-  // The same sequences, slots and pages with other parts (a later chunk, say). REQUIRES: as many parts,
-  // none beyond the pages of the first batch.
+  // The same sequences, slots and pages with other parts (a later chunk, say). REQUIRES: as many
+  // parts, none beyond the pages of the first batch.
   TestBatch With(const std::vector<BatchPart>& parts) const;
   // Only sequence `seq`, with its slot and pages.
   TestBatch Only(int64_t seq, BatchPart part) const;
@@ -104,17 +105,18 @@ struct TestBatch {
 // (position + 1) / ratio of every token, i32 [T].
 HostTensor NumVisible(const TestBatch& batch, int64_t ratio);
 
-// Memory of one cache kind. A block holds payloads, then scales, then padding, so block strides differ
-// from rows * row bytes as they do in a pool.
+// Memory of one cache kind. A block holds payloads, then scales, then padding, so block strides
+// differ from rows * row bytes as they do in a pool.
 struct TestRowStore {
   TestRowStore(int64_t blocks, int64_t rows, RowBytes bytes);
   HostTensor memory;  // u8 [blocks, stride]
   RowStore store;
 };
 
-// Stores latents / index keys into the rows of `store`: row r of block b from values[(b * rows + r) * dims].
-void EncodeLatents(const std::vector<float>& values, int64_t dims, int64_t rope_dims, KvFormat format,
-                   const TestRowStore& store);
+// Stores latents / index keys into the rows of `store`: row r of block b from values[(b * rows + r)
+// * dims].
+void EncodeLatents(const std::vector<float>& values, int64_t dims, int64_t rope_dims,
+                   KvFormat format, const TestRowStore& store);
 void EncodeIndexKeys(const std::vector<float>& values, int64_t dims, IndexKeyFormat format,
                      const TestRowStore& store);
 
