@@ -2,17 +2,28 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "base/ids.h"
+#include "kvcache/cache_shape.h"
+#include "kvcache/layout.h"
+#include "kvtransfer/control.h"
+#include "kvtransfer/link.h"
 #include "kvtransfer/manifest.h"
+#include "kvtransfer/transport.h"
 
 namespace lodestone {
 
+class Metrics;
+class Ops;
 class SequenceCache;
+class Stream;
 
 // The decode worker's view of leases, as the receiver needs it. Called on the loop thread only.
 class HandoffTarget {
@@ -44,5 +55,25 @@ class Receiver {
   virtual std::vector<std::string> LinkedInstances() const = 0;
   virtual std::vector<std::string> RefusedLinks() const = 0;  // "instance: reason", newest last
 };
+
+// Pointers are not owned and must outlive the receiver; `metrics` may be null.
+struct ReceiverOptions {
+  InstanceId instance;
+  LayoutDescriptor layout;
+  CacheShape shape;
+  const Ops* ops = nullptr;
+  Stream* stream = nullptr;
+  Clock* clock = nullptr;
+  ControlAcceptor* control = nullptr;
+  DataListener* data = nullptr;
+  Metrics* metrics = nullptr;
+  int num_slots = 4;  // receive slots of the worker; one link is granted at most half of them
+  int64_t slot_bytes = int64_t{4} << 20;
+  LinkTimes times;
+  int64_t staging_bytes() const { return num_slots * slot_bytes; }  // for the ledger
+};
+
+// RESOURCE_EXHAUSTED if there is no memory for the receive slots.
+absl::StatusOr<std::unique_ptr<Receiver>> MakeReceiver(ReceiverOptions options);
 
 }  // namespace lodestone

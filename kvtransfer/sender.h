@@ -8,12 +8,21 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/clock.h"
 #include "base/ids.h"
+#include "kvcache/layout.h"
+#include "kvtransfer/control.h"
+#include "kvtransfer/link.h"
 #include "kvtransfer/manifest.h"
+#include "kvtransfer/transport.h"
 
 namespace lodestone {
 
+class Metrics;
+class Ops;
 class SequenceCache;
+class Stream;
 
 // What became of a hand-off. Exactly one per Begin, unless Forget came first.
 struct HandoffOutcome {
@@ -51,5 +60,24 @@ class Sender {
   // Instances whose link is up.
   virtual std::vector<std::string> LinkedInstances() const = 0;
 };
+
+// Pointers are not owned and must outlive the sender; `metrics` may be null.
+struct SenderOptions {
+  InstanceId instance;
+  LayoutDescriptor layout;
+  const Ops* ops = nullptr;
+  Stream* stream = nullptr;
+  Clock* clock = nullptr;
+  ControlDialer* control = nullptr;
+  DataDialer* data = nullptr;
+  Metrics* metrics = nullptr;
+  int num_slots = 4;  // staging of the worker; one link may hold at most half of it
+  int64_t slot_bytes = int64_t{4} << 20;
+  LinkTimes times;
+  int64_t staging_bytes() const { return num_slots * slot_bytes; }  // for the ledger
+};
+
+// RESOURCE_EXHAUSTED if there is no memory for the staging slots.
+absl::StatusOr<std::unique_ptr<Sender>> MakeSender(SenderOptions options);
 
 }  // namespace lodestone

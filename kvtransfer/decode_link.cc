@@ -1,0 +1,211 @@
+#include "kvtransfer/decode_link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/failpoint.h"
+#include "base/logging.h"
+
+namespace lodestone {
+
+absl::Status CheckLinkOpen(const DecodeTerms& terms, std::string_view transport,
+                           const LinkOpen& open) {
+  std::vector<std::string> differing;
+  if (open.wire_version != kLinkWireVersion) {
+    differing.push_back(absl::StrCat("wire_version: ", kLinkWireVersion, " here, ",
+                                     open.wire_version, " there"));
+  }
+  if (open.transport != transport) {
+    differing.push_back(absl::StrCat("transport: ", std::string(transport), " here, ",
+                                     open.transport, " there"));
+  }
+  if (open.decode_instance != terms.instance) {
+    differing.push_back(absl::StrCat("decode_instance: ", terms.instance, " here, ",
+                                     open.decode_instance, " there"));
+  }
+  for (std::string& field : DifferingFields(terms.layout, open.layout)) {
+    differing.push_back(std::move(field));
+  }
+  if (differing.empty() && LayoutFingerprint(terms.layout) != LayoutFingerprint(open.layout)) {
+    differing.push_back("layout: same fields in another order");
+  }
+  if (differing.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrJoin(differing, "; "));
+}
+
+DecodeLink::DecodeLink(std::unique_ptr<DecodeControl> control, const DecodeTerms& terms,
+                       const LinkTimes& times, Clock* clock, DataListener* data,
+                       HandoffMetrics* metrics)
+    : terms_(terms),
+      times_(times),
+      clock_(clock),
+      data_(data),
+      metrics_(metrics),
+      opened_(clock->Now()),
+      control_(std::move(control)) {}
+
+DecodeLink::~DecodeLink() { Kill(absl::CancelledError("this worker shuts down")); }
+
+std::vector<ToDecode> DecodeLink::Pump() {
+  std::vector<ToDecode> others;
+  while (state_ != State::kDead) {
+    std::optional<ToDecode> message = control_->Receive();
+    if (!message) break;
+    if (message->open) {
+      HandleOpen(*message->open);
+    } else if (state_ == State::kWaiting) {
+      Kill(absl::InternalError("first message of a link is not LinkOpen"));
+    }
+    if (state_ == State::kDead) return others;
+    TakeOffers(message->offers);
+    others.push_back(*std::move(message));
+  }
+  if (state_ == State::kDead) return others;
+  if (absl::Status broken = control_->status(); !broken.ok()) Kill(broken);
+  while (reader_ != nullptr && state_ != State::kDead) {
+    const std::optional<SlotEvent> event = reader_->Poll();
+    if (!event) break;
+    HandleSlotEvent(*event);
+  }
+  if (state_ != State::kDead) CheckDeadlines();
+  return others;
+}
+
+void DecodeLink::HandleOpen(const LinkOpen& open) {
+  if (state_ != State::kWaiting) return Kill(absl::InternalError("a second LinkOpen on one link"));
+  prefill_ = open.prefill_instance;
+  absl::Status check = CheckLinkOpen(terms_, data_->name(), open);
+  if (absl::Status fault = FAILPOINT("kvtransfer.link_accept"); !fault.ok()) check = fault;
+  ToPrefill reply;
+  if (!check.ok()) {
+    refused_ = true;
+    reply.refuse = check;
+    control_->Send(std::move(reply));
+    return Kill(check);
+  }
+  std::string key(kSessionKeyBytes, '\0');
+  FillRandom(key.data(), key.size());
+  reader_ = data_->Open(key);
+  state_ = State::kAccepted;
+  reply.accept = LinkAccept{.decode_instance = terms_.instance,
+                            .data_port = data_->port(),
+                            .session_key = std::move(key),
+                            .slot_bytes = std::min(terms_.slot_bytes, open.max_slot_bytes),
+                            .slots = terms_.slots_per_link};
+  control_->Send(std::move(reply));
+}
+
+void DecodeLink::TakeOffers(std::vector<Offer>& offers) {
+  for (Offer& offer : offers) {
+    if (offer.link_seq <= last_seq_) continue;  // a repeated message
+    if (offer.link_seq != last_seq_ + 1) {
+      return Kill(absl::DataLossError(
+          absl::StrCat("offer ", offer.link_seq, " follows offer ", last_seq_)));
+    }
+    ++last_seq_;
+    queue_.push_back(std::move(offer));
+  }
+}
+
+void DecodeLink::HandleSlotEvent(const SlotEvent& event) {
+  switch (event.kind) {
+    case SlotEvent::Kind::kConnected:
+      if (state_ == State::kAccepted) state_ = State::kUp;
+      return;
+    case SlotEvent::Kind::kFailed:
+      return Kill(event.status);
+    case SlotEvent::Kind::kDone:
+      arrived_seq_ = event.link_seq;
+      last_arrival_ = clock_->Now();
+      return;
+  }
+}
+
+void DecodeLink::CheckDeadlines() {
+  const TimePoint now = clock_->Now();
+  if (state_ != State::kUp) {
+    if (now - opened_ <= times_.link_up) return;
+    return Kill(absl::DeadlineExceededError(absl::StrCat(
+        state_ == State::kWaiting ? "no LinkOpen " : "no data connection ",
+        AgeAndLimit(now - opened_, times_.link_up))));
+  }
+  if (granted_.empty() || granted_.front().offer.link_seq <= arrived_seq_) return;
+  // The peer's loop may be in a step when the grant reaches it, so bytes may start late. That they
+  // flow once they started is watched by the transport.
+  const Granted& oldest = granted_.front();
+  const auto age = now - std::max(oldest.since, last_arrival_);
+  const auto limit = times_.answer + times_.MoveLimit(oldest.offer.bytes);
+  if (age <= limit) return;
+  Kill(absl::UnavailableError(absl::StrCat("stalled: bytes of offer ", oldest.offer.link_seq,
+                                           " have not arrived ", AgeAndLimit(age, limit))));
+}
+
+bool DecodeLink::HasOffersOf(LeaseId lease) const {
+  const auto is_of = [lease](const Offer& offer) { return offer.lease == lease; };
+  return std::any_of(queue_.begin(), queue_.end(), is_of) ||
+         std::any_of(granted_.begin(), granted_.end(),
+                     [&](const Granted& granted) { return is_of(granted.offer); });
+}
+
+void DecodeLink::Grant(Granted granted, std::span<std::byte> slot_bytes) {
+  const uint64_t link_seq = granted.offer.link_seq;
+  granted.since = clock_->Now();
+  granted_.push_back(std::move(granted));
+  reader_->Expect(link_seq, slot_bytes);
+  Answer(link_seq, OfferVerdict::kReady, "");
+}
+
+std::optional<DecodeLink::Granted> DecodeLink::TakeArrived() {
+  if (state_ == State::kDead || granted_.empty()) return std::nullopt;
+  if (granted_.front().offer.link_seq > arrived_seq_) return std::nullopt;
+  Granted granted = std::move(granted_.front());
+  granted_.pop_front();
+  metrics_->ObservePhase(pair(), HandoffPhase::kWait, clock_->Now() - granted.since);
+  return granted;
+}
+
+void DecodeLink::Answer(uint64_t link_seq, OfferVerdict verdict, std::string detail) {
+  if (state_ == State::kDead) return;
+  ToPrefill reply;
+  reply.offers.push_back({link_seq, verdict, std::move(detail)});
+  control_->Send(std::move(reply));
+}
+
+void DecodeLink::AnswerHandoff(LeaseId lease, absl::Status status) {
+  if (state_ == State::kDead) return;
+  ToPrefill reply;
+  reply.handoffs.push_back({lease, std::move(status)});
+  control_->Send(std::move(reply));
+}
+
+void DecodeLink::SendCancel(LeaseId lease, std::string_view reason) {
+  if (state_ == State::kDead) return;
+  ToPrefill reply;
+  reply.cancels.push_back({lease, std::string(reason)});
+  control_->Send(std::move(reply));
+}
+
+void DecodeLink::Kill(const absl::Status& why) {
+  if (state_ == State::kDead) return;
+  state_ = State::kDead;
+  status_ = why;
+  queue_.clear();
+  control_.reset();
+  if (reader_ != nullptr) reader_->Close();
+}
+
+bool DecodeLink::closed() const {
+  return state_ == State::kDead && (reader_ == nullptr || reader_->closed());
+}
+
+std::vector<int> DecodeLink::TakeSlots() {
+  CHECK(closed());
+  std::vector<int> slots;
+  for (const Granted& granted : granted_) slots.push_back(granted.slot);
+  granted_.clear();
+  return slots;
+}
+
+}  // namespace lodestone

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/clock.h"
+#include "base/ids.h"
+#include "kvcache/layout.h"
+#include "kvtransfer/control.h"
+#include "kvtransfer/link.h"
+#include "kvtransfer/messages.h"
+#include "kvtransfer/metrics.h"
+#include "kvtransfer/transport.h"
+
+namespace lodestone {
+
+// What a decode worker tells and demands of those who open a link to it.
+struct DecodeTerms {
+  std::string instance;
+  LayoutDescriptor layout;
+  int64_t slot_bytes = 0;
+  int32_t slots_per_link = 0;
+};
+
+// OK, or FAILED_PRECONDITION naming what differs. Pure.
+absl::Status CheckLinkOpen(const DecodeTerms& terms, std::string_view transport,
+                           const LinkOpen& open);
+
+// The decode end of one link in one epoch. It keeps the order of offers and their deadlines; what
+// rows mean is the receiver's business. Worker loop only; never blocks.
+//
+//   waiting (for LinkOpen) -> accepted (no data connection yet) -> up -> dead
+//
+// Offers: queued -> granted -> arrived -> answered. Invariants: link_seq ascends by 1, a repeated
+// number is dropped, a gap kills the link; slots are granted, filled and answered in that order.
+class DecodeLink {
+ public:
+  struct Granted {
+    Offer offer = {};
+    int slot = -1;
+    std::vector<RowRun> runs = {};  // of the lease's cache: look the lease up before use
+    TimePoint since{};
+  };
+
+  DecodeLink(std::unique_ptr<DecodeControl> control, const DecodeTerms& terms,
+             const LinkTimes& times, Clock* clock, DataListener* data, HandoffMetrics* metrics);
+  ~DecodeLink();  // waits for the I/O thread unless closed()
+
+  // Takes in what arrived and checks deadlines. After it, look at status(). Returns what is not
+  // about offers: hand-offs, cancels and named leases, in order.
+  std::vector<ToDecode> Pump();
+
+  const std::string& prefill() const { return prefill_; }  // "" before LinkOpen
+  LinkPair pair() const { return {prefill_, terms_.instance}; }
+  bool up() const { return state_ == State::kUp; }
+  const absl::Status& status() const { return status_; }  // not OK: dead
+  bool refused() const { return refused_; }               // dead because of CheckLinkOpen
+
+  std::deque<Offer>& queue() { return queue_; }  // not granted yet, oldest first
+  int num_granted() const { return static_cast<int>(granted_.size()); }
+  int max_granted() const { return terms_.slots_per_link; }
+  bool HasOffersOf(LeaseId lease) const;
+
+  // `slot_bytes` has exactly the bytes of the offer and is the link's until TakeArrived or TakeSlots.
+  void Grant(Granted granted, std::span<std::byte> slot_bytes);
+  // The oldest grant whose bytes are all there.
+  std::optional<Granted> TakeArrived();
+
+  void Answer(uint64_t link_seq, OfferVerdict verdict, std::string detail);
+  void AnswerHandoff(LeaseId lease, absl::Status status);
+  void SendCancel(LeaseId lease, std::string_view reason);
+
+  void Kill(const absl::Status& why);
+  bool closed() const;
+  std::vector<int> TakeSlots();  // REQUIRES: closed()
+
+ private:
+  enum class State : uint8_t { kWaiting, kAccepted, kUp, kDead };
+
+  void HandleOpen(const LinkOpen& open);
+  void TakeOffers(std::vector<Offer>& offers);
+  void HandleSlotEvent(const SlotEvent& event);
+  void CheckDeadlines();
+
+  const DecodeTerms& terms_;
+  const LinkTimes times_;
+  Clock* const clock_;
+  DataListener* const data_;
+  HandoffMetrics* const metrics_;
+  State state_ = State::kWaiting;
+  absl::Status status_;
+  bool refused_ = false;
+  const TimePoint opened_;
+  std::string prefill_;
+  std::unique_ptr<DecodeControl> control_;
+  std::unique_ptr<SlotReader> reader_;
+  uint64_t last_seq_ = 0;
+  std::deque<Offer> queue_;
+  std::deque<Granted> granted_;
+  uint64_t arrived_seq_ = 0;  // all grants up to this one have their bytes
+  TimePoint last_arrival_{};
+};
+
+}  // namespace lodestone

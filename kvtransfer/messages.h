@@ -1,0 +1,78 @@
+// What the two ends of a link tell each other, as plain structs (docs/handoff_protocol.md).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/ids.h"
+#include "kvcache/layout.h"
+#include "kvtransfer/manifest.h"
+
+namespace lodestone {
+
+inline constexpr int kLinkWireVersion = 1;
+inline constexpr size_t kSessionKeyBytes = 32;
+
+// First message of a link, from prefill.
+struct LinkOpen {
+  std::string prefill_instance = {};
+  std::string decode_instance = {};  // whom we mean; another one at this address refuses
+  LayoutDescriptor layout = {};
+  std::string transport = {};  // "tcp" | "loopback"
+  int32_t wire_version = kLinkWireVersion;
+  int64_t max_slot_bytes = 0;
+};
+
+// First message back, unless the link is refused.
+struct LinkAccept {
+  std::string decode_instance;
+  int32_t data_port = 0;    // on the host of the gRPC address
+  std::string session_key;  // kSessionKeyBytes random bytes; authenticates the data connection
+  int64_t slot_bytes = 0;   // largest offer taken
+  int32_t slots = 0;        // offers that may be outstanding
+};
+
+enum class OfferVerdict : uint8_t {
+  kReady,      // a receive slot is free: send the bytes now
+  kSkip,       // the request is gone: the number is used up
+  kCommitted,  // applied and verified
+  kCorrupt,    // rows, bytes or a digest differ; the request is dead
+};
+
+struct OfferReply {
+  uint64_t link_seq = 0;
+  OfferVerdict verdict = OfferVerdict::kSkip;
+  std::string detail;
+};
+
+struct HandoffReply {
+  LeaseId lease;
+  absl::Status status;  // OK: adopted
+};
+
+struct LinkCancel {
+  LeaseId lease;
+  std::string reason;
+};
+
+// An empty message is a heartbeat.
+struct ToDecode {
+  std::optional<LinkOpen> open;
+  std::vector<Offer> offers;
+  std::vector<Handoff> handoffs;
+  std::vector<LinkCancel> cancels;
+  std::vector<LeaseId> leases;  // named: they live on
+};
+
+struct ToPrefill {
+  std::optional<LinkAccept> accept;
+  absl::Status refuse;  // not OK: the link ends
+  std::vector<OfferReply> offers;
+  std::vector<HandoffReply> handoffs;
+  std::vector<LinkCancel> cancels;
+};
+
+}  // namespace lodestone

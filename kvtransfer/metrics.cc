@@ -1,0 +1,90 @@
+#include "kvtransfer/metrics.h"
+
+namespace lodestone {
+namespace {
+
+constexpr const char* PhaseLabel(HandoffPhase phase) {
+  switch (phase) {
+    case HandoffPhase::kPack: return "pack";
+    case HandoffPhase::kWait: return "wait";
+    case HandoffPhase::kMove: return "move";
+    case HandoffPhase::kScatter: return "scatter";
+    case HandoffPhase::kAdopt: return "adopt";
+  }
+  return "";
+}
+
+constexpr const char* FailureReason(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kDataLoss: return "data_loss";
+    case absl::StatusCode::kUnavailable: return "unavailable";
+    case absl::StatusCode::kDeadlineExceeded: return "deadline";
+    case absl::StatusCode::kCancelled: return "cancelled";
+    case absl::StatusCode::kNotFound: return "lease_unknown";
+    case absl::StatusCode::kFailedPrecondition: return "refused";
+    default: return "internal";
+  }
+}
+
+const char* ResultLabel(bool same) { return same ? "ok" : "mismatch"; }
+
+MetricLabels Labels(const LinkPair& pair) {
+  return {{"prefill", pair.prefill}, {"decode", pair.decode}};
+}
+
+}  // namespace
+
+void HandoffMetrics::ObservePhase(const LinkPair& pair, HandoffPhase phase,
+                                  std::chrono::nanoseconds time) {
+  if (metrics_ == nullptr) return;
+  MetricLabels labels = Labels(pair);
+  labels["phase"] = PhaseLabel(phase);
+  metrics_->Histogram(MetricId::kKvTransferSeconds, labels)
+      .Observe(std::chrono::duration<double>(time).count());
+}
+
+void HandoffMetrics::AddBytes(const LinkPair& pair, const Manifest& kinds) {
+  if (metrics_ == nullptr) return;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds[i].bytes == 0) continue;
+    MetricLabels labels = Labels(pair);
+    labels["kind"] = std::string(Name(static_cast<CacheKind>(i)));
+    metrics_->Counter(MetricId::kKvTransferBytes, labels)
+        .Increment(static_cast<double>(kinds[i].bytes));
+  }
+}
+
+void HandoffMetrics::CountComparison(const Manifest& here, const Manifest& offered) {
+  if (metrics_ == nullptr) return;
+  for (size_t i = 0; i < here.size(); ++i) {
+    if (here[i].rows == 0 && offered[i].rows == 0) continue;
+    const std::string kind(Name(static_cast<CacheKind>(i)));
+    const bool same_rows = here[i].rows == offered[i].rows && here[i].bytes == offered[i].bytes;
+    metrics_->Counter(MetricId::kHandoffRows, {{"kind", kind}, {"result", ResultLabel(same_rows)}})
+        .Increment(static_cast<double>(here[i].rows));
+    metrics_
+        ->Counter(MetricId::kHandoffDigests,
+                  {{"kind", kind}, {"result", ResultLabel(here[i].digest == offered[i].digest)}})
+        .Increment();
+  }
+}
+
+void HandoffMetrics::CountEnd(const absl::Status& status) {
+  if (metrics_ == nullptr) return;
+  const bool aborted = status.code() == absl::StatusCode::kCancelled;
+  const char* result = status.ok() ? "adopted" : aborted ? "aborted" : "failed";
+  metrics_->Counter(MetricId::kHandoffs, {{"result", result}}).Increment();
+  if (status.ok()) return;
+  metrics_->Counter(MetricId::kKvTransferFailures, {{"reason", FailureReason(status.code())}})
+      .Increment();
+}
+
+void HandoffMetrics::SetLinkUp(const LinkPair& pair, int up) {
+  if (metrics_ != nullptr) metrics_->Gauge(MetricId::kLinkUp, Labels(pair)).Set(up);
+}
+
+void HandoffMetrics::ForgetLink(const LinkPair& pair) {
+  if (metrics_ != nullptr) metrics_->Remove(metrics_->Gauge(MetricId::kLinkUp, Labels(pair)));
+}
+
+}  // namespace lodestone

@@ -1,0 +1,45 @@
+// What a worker counts about hand-offs; names and labels are those of monitoring/registry.h.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "kvtransfer/manifest.h"
+#include "monitoring/metrics.h"
+
+namespace lodestone {
+
+// The phases of a hand-off that kvtransfer measures. On prefill: pack; wait (offer until granted);
+// move (granted until committed); adopt (last commit until adopted). On decode: wait (granted until
+// all bytes are there); scatter; adopt.
+enum class HandoffPhase : uint8_t { kPack, kWait, kMove, kScatter, kAdopt };
+
+// The pair that a link joins, as label values.
+struct LinkPair {
+  std::string prefill;
+  std::string decode;
+};
+
+// Worker loop only.
+class HandoffMetrics {
+ public:
+  // `metrics` is not owned; null counts nothing.
+  explicit HandoffMetrics(Metrics* metrics) : metrics_(metrics) {}
+
+  void ObservePhase(const LinkPair& pair, HandoffPhase phase, std::chrono::nanoseconds time);
+  void AddBytes(const LinkPair& pair, const Manifest& kinds);
+  // Rows and digests of one offer or one request, compared kind by kind.
+  void CountComparison(const Manifest& here, const Manifest& offered);
+  // A hand-off ended. OK counts as adopted, CANCELLED as aborted, the rest as failed with its reason.
+  void CountEnd(const absl::Status& status);
+  void SetLinkUp(const LinkPair& pair, int up);
+  // The pair has no link any more, not even a closing one.
+  void ForgetLink(const LinkPair& pair);
+
+ private:
+  Metrics* const metrics_;
+};
+
+}  // namespace lodestone

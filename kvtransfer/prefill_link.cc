@@ -1,0 +1,240 @@
+#include "kvtransfer/prefill_link.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/failpoint.h"
+#include "base/logging.h"
+
+namespace lodestone {
+
+using Event = PrefillLinkEvent;
+
+PrefillLink::PrefillLink(Identity identity, LinkOpen open, const LinkTimes& times, Clock* clock,
+                         ControlDialer* control, DataDialer* data, HandoffMetrics* metrics)
+    : identity_(std::move(identity)),
+      times_(times),
+      clock_(clock),
+      data_(data),
+      metrics_(metrics),
+      opened_(clock->Now()),
+      control_(control->Dial(identity_.decode_address)) {
+  if (absl::Status fault = FAILPOINT("kvtransfer.link_open"); !fault.ok()) {
+    Kill(fault);
+    return;
+  }
+  ToDecode message;
+  message.open = std::move(open);
+  control_->Send(std::move(message));
+}
+
+PrefillLink::~PrefillLink() { Kill(absl::CancelledError("this worker shuts down")); }
+
+std::vector<Event> PrefillLink::Pump() {
+  std::vector<Event> events;
+  if (state_ == State::kDead) return events;
+  while (state_ != State::kDead) {
+    std::optional<ToPrefill> message = control_->Receive();
+    if (!message) break;
+    Handle(*std::move(message), events);
+  }
+  if (state_ == State::kDead) return events;
+  if (absl::Status broken = control_->status(); !broken.ok()) Kill(broken);
+  while (writer_ != nullptr && state_ != State::kDead) {
+    const std::optional<SlotEvent> event = writer_->Poll();
+    if (!event) break;
+    HandleSlotEvent(*event, events);
+  }
+  if (state_ != State::kDead) CheckDeadlines();
+  return events;
+}
+
+void PrefillLink::Handle(ToPrefill message, std::vector<Event>& events) {
+  if (!message.refuse.ok()) {
+    return Kill(absl::Status(message.refuse.code(),
+                             absl::StrCat("refused: ", std::string(message.refuse.message()))));
+  }
+  if (message.accept) HandleAccept(*message.accept);
+  for (const OfferReply& reply : message.offers) {
+    if (state_ == State::kDead) return;
+    HandleVerdict(reply, events);
+  }
+  for (HandoffReply& reply : message.handoffs) {
+    if (handoffs_.erase(reply.lease) == 0) continue;  // forgotten meanwhile
+    events.push_back({.kind = Event::Kind::kHandedOff,
+                      .lease = reply.lease,
+                      .status = std::move(reply.status)});
+  }
+  for (const LinkCancel& cancel : message.cancels) {
+    events.push_back({.kind = Event::Kind::kCancelled,
+                      .lease = cancel.lease,
+                      .status = absl::CancelledError(cancel.reason)});
+  }
+}
+
+void PrefillLink::HandleAccept(const LinkAccept& accept) {
+  if (state_ != State::kOpening) return Kill(absl::InternalError("decode accepted a link twice"));
+  if (accept.decode_instance != identity_.decode) {
+    return Kill(absl::UnavailableError(absl::StrCat("instance ", accept.decode_instance,
+                                                    " answered, meant ", identity_.decode)));
+  }
+  const bool sane = accept.session_key.size() == kSessionKeyBytes && accept.slot_bytes > 0 &&
+                    accept.slots > 0 && accept.data_port >= 0 && accept.data_port <= 65535;
+  if (!sane) {
+    return Kill(absl::InternalError(absl::StrCat(
+        "accept has a key of ", accept.session_key.size(), " bytes, slots of ", accept.slot_bytes,
+        " bytes, ", accept.slots, " slots, port ", accept.data_port)));
+  }
+  accept_ = accept;
+  state_ = State::kConnecting;
+  writer_ = data_->Connect(HostOf(identity_.decode_address), accept.data_port, accept.session_key);
+}
+
+void PrefillLink::HandleVerdict(const OfferReply& reply, std::vector<Event>& events) {
+  const auto found = offers_.find(reply.link_seq);
+  if (found == offers_.end() || found->second.ended) return;  // a repeated answer
+  Outstanding& offer = found->second;
+  if (reply.verdict == OfferVerdict::kReady) {
+    if (offer.state == OfferState::kOffered) StartWriting(reply.link_seq, offer);
+    return;
+  }
+  if (reply.verdict == OfferVerdict::kCommitted) {
+    if (offer.state == OfferState::kOffered) {
+      return Kill(absl::DataLossError(
+          absl::StrCat("offer ", reply.link_seq, " was committed before its bytes were sent")));
+    }
+    metrics_->ObservePhase(pair(), HandoffPhase::kMove, clock_->Now() - offer.since);
+  }
+  const std::string detail = absl::StrCat("offer ", reply.link_seq, ": ", reply.detail);
+  const bool corrupt = reply.verdict == OfferVerdict::kCorrupt;
+  events.push_back({.kind = Event::Kind::kVerdict,
+                    .lease = offer.lease,
+                    .verdict = reply.verdict,
+                    .status = corrupt ? absl::DataLossError(detail) : absl::CancelledError(detail)});
+  offer.ended = true;
+  if (offer.state == OfferState::kWriting) return;  // the writer still reads the slot
+  events.push_back({.kind = Event::Kind::kSlotFree, .slot = offer.slot});
+  offers_.erase(found);
+}
+
+void PrefillLink::StartWriting(uint64_t link_seq, Outstanding& offer) {
+  if (absl::Status fault = FAILPOINT("kvtransfer.write"); !fault.ok()) return Kill(fault);
+  const TimePoint now = clock_->Now();
+  metrics_->ObservePhase(pair(), HandoffPhase::kWait, now - offer.since);
+  offer.state = OfferState::kWriting;
+  offer.since = now;
+  writer_->Write(link_seq, offer.bytes);
+}
+
+void PrefillLink::HandleSlotEvent(const SlotEvent& event, std::vector<Event>& events) {
+  switch (event.kind) {
+    case SlotEvent::Kind::kConnected:
+      if (state_ != State::kConnecting) return;
+      state_ = State::kUp;
+      up_since_ = clock_->Now();
+      events.push_back({.kind = Event::Kind::kUp});
+      return;
+    case SlotEvent::Kind::kFailed:
+      return Kill(event.status);
+    case SlotEvent::Kind::kDone: {
+      last_write_ = clock_->Now();
+      const auto found = offers_.find(event.link_seq);
+      if (found == offers_.end()) return;
+      found->second.state = OfferState::kWritten;
+      if (!found->second.ended) return;
+      events.push_back({.kind = Event::Kind::kSlotFree, .slot = found->second.slot});
+      offers_.erase(found);
+      return;
+    }
+  }
+}
+
+void PrefillLink::CheckDeadlines() {
+  const TimePoint now = clock_->Now();
+  if (state_ != State::kUp) {
+    if (now - opened_ <= times_.link_up) return;
+    return Kill(absl::DeadlineExceededError(
+        absl::StrCat(state_ == State::kOpening ? "no answer to link-up " : "no data connection ",
+                     AgeAndLimit(now - opened_, times_.link_up))));
+  }
+  if (absl::Status late = CheckOffers(now); !late.ok()) return Kill(late);
+  for (const auto& [lease, since] : handoffs_) {
+    if (now - since <= times_.answer) continue;
+    return Kill(absl::DeadlineExceededError(
+        absl::StrCat("hand-off not answered ", AgeAndLimit(now - since, times_.answer))));
+  }
+}
+
+absl::Status PrefillLink::CheckOffers(TimePoint now) const {
+  int64_t bytes_in_flight = 0;
+  for (const auto& [seq, offer] : offers_) {
+    if (offer.state == OfferState::kWriting) {
+      bytes_in_flight += static_cast<int64_t>(offer.bytes.size());
+      const auto age = now - std::max(offer.since, last_write_);
+      const auto limit = times_.MoveLimit(bytes_in_flight);
+      if (age <= limit) continue;
+      return absl::UnavailableError(
+          absl::StrCat("stalled: bytes of offer ", seq, " have not moved ", AgeAndLimit(age, limit)));
+    }
+    if (now - offer.since <= times_.answer) continue;
+    const char* missing = offer.state == OfferState::kOffered ? "granted" : "committed";
+    return absl::UnavailableError(absl::StrCat("stalled: offer ", seq, " not ", missing, " ",
+                                               AgeAndLimit(now - offer.since, times_.answer)));
+  }
+  return absl::OkStatus();
+}
+
+void PrefillLink::SendOffer(Offer offer, int slot, std::span<const std::byte> bytes) {
+  CHECK(up());
+  offer.link_seq = ++last_seq_;
+  offers_[offer.link_seq] = {
+      .lease = offer.lease, .slot = slot, .bytes = bytes, .since = clock_->Now()};
+  if (absl::Status fault = FAILPOINT("kvtransfer.offer"); !fault.ok()) return Kill(fault);
+  ToDecode message;
+  message.offers.push_back(std::move(offer));
+  control_->Send(std::move(message));
+}
+
+void PrefillLink::SendHandoff(Handoff handoff) {
+  CHECK(up());
+  handoffs_[handoff.lease] = clock_->Now();
+  if (absl::Status fault = FAILPOINT("kvtransfer.handoff"); !fault.ok()) return Kill(fault);
+  ToDecode message;
+  message.handoffs.push_back(std::move(handoff));
+  control_->Send(std::move(message));
+}
+
+void PrefillLink::SendCancel(LeaseId lease, std::string_view reason) {
+  ToDecode message;
+  message.cancels.push_back({lease, std::string(reason)});
+  control_->Send(std::move(message));
+}
+
+void PrefillLink::NameLeases(std::vector<LeaseId> leases) {
+  ToDecode message;
+  message.leases = std::move(leases);
+  control_->Send(std::move(message));
+}
+
+void PrefillLink::Kill(const absl::Status& why) {
+  if (state_ == State::kDead) return;
+  state_ = State::kDead;
+  status_ = why;
+  control_.reset();
+  if (writer_ != nullptr) writer_->Close();
+}
+
+bool PrefillLink::closed() const {
+  return state_ == State::kDead && (writer_ == nullptr || writer_->closed());
+}
+
+std::vector<int> PrefillLink::TakeSlots() {
+  CHECK(closed());
+  std::vector<int> slots;
+  for (const auto& [seq, offer] : offers_) slots.push_back(offer.slot);
+  offers_.clear();
+  return slots;
+}
+
+}  // namespace lodestone

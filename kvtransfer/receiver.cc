@@ -1,0 +1,374 @@
+#include "kvtransfer/receiver.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/failpoint.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "kernels/ops.h"
+#include "kvcache/sequence_cache.h"
+#include "kvtransfer/receiver_impl.h"
+#include "kvtransfer/rows.h"
+
+namespace lodestone {
+namespace {
+
+constexpr size_t kMaxRefusedLinks = 16;
+// Streams open at once; more are refused by not being accepted, and time out at the peer.
+constexpr size_t kMaxLinks = 256;
+
+absl::Status OutOfOrder(const Offer& offer, std::string_view what, int64_t have, int64_t got) {
+  return absl::DataLossError(absl::StrCat("offer ", offer.link_seq, " is out of order: ",
+                                          std::string(what), " is ", got, ", expected ", have));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Receiver>> MakeReceiver(ReceiverOptions options) {
+  return SlotReceiver::Create(std::move(options));
+}
+
+absl::StatusOr<std::unique_ptr<SlotReceiver>> SlotReceiver::Create(ReceiverOptions options) {
+  ASSIGN_OR_RETURN(StagingSlots slots,
+                   StagingSlots::Allocate(options.num_slots, options.slot_bytes));
+  return std::unique_ptr<SlotReceiver>(new SlotReceiver(std::move(options), std::move(slots)));
+}
+
+SlotReceiver::SlotReceiver(ReceiverOptions options, StagingSlots slots)
+    : options_(std::move(options)),
+      terms_{.instance = options_.instance.ToString(),
+             .layout = options_.layout,
+             .slot_bytes = options_.slot_bytes,
+             .slots_per_link = std::max(1, options_.num_slots / 2)},
+      metrics_(options_.metrics),
+      slots_(std::move(slots)),
+      tombstones_(options_.times.tombstone) {}
+
+SlotReceiver::~SlotReceiver() = default;
+
+bool SlotReceiver::Pump(HandoffTarget& target) {
+  AcceptLinks();
+  bool moved = false;
+  for (const auto& link : links_) moved |= PumpLink(*link, target);
+  // One grant per link and round, so that no link takes all slots.
+  for (bool granted = true; granted;) {
+    granted = false;
+    for (const auto& link : links_) granted |= GrantNext(*link, target);
+    moved |= granted;
+  }
+  BuryDeadLinks(target);
+  ReapClosedLinks();
+  tombstones_.Sweep(options_.clock->Now());
+  return moved;
+}
+
+void SlotReceiver::AcceptLinks() {
+  while (links_.size() < kMaxLinks) {
+    std::unique_ptr<DecodeControl> control = options_.control->Accept();
+    if (control == nullptr) return;
+    links_.push_back(std::make_unique<DecodeLink>(std::move(control), terms_, options_.times,
+                                                  options_.clock, options_.data, &metrics_));
+  }
+}
+
+bool SlotReceiver::PumpLink(DecodeLink& link, HandoffTarget& target) {
+  const bool was_up = link.up();
+  std::vector<ToDecode> messages = link.Pump();
+  bool moved = !messages.empty();
+  if (link.up() && !was_up) {
+    LOG(INFO) << Field("prefill_instance", link.prefill()) << "link is up";
+    metrics_.SetLinkUp(link.pair(), 1);
+  }
+  for (ToDecode& message : messages) {
+    if (message.open) DropOlderLinkOf(link);
+    HandleNamed(link, message.leases, target);
+    for (Handoff& handoff : message.handoffs) HandleHandoff(link, std::move(handoff), target);
+    for (const LinkCancel& cancel : message.cancels) HandleCancel(link, cancel, target);
+  }
+  while (std::optional<DecodeLink::Granted> arrived = link.TakeArrived()) {
+    Commit(link, *std::move(arrived), target);
+    moved = true;
+  }
+  return moved;
+}
+
+// A new stream of an instance is a new epoch: everything of the older one dies.
+void SlotReceiver::DropOlderLinkOf(const DecodeLink& link) {
+  for (const auto& other : links_) {
+    if (other.get() != &link && other->prefill() == link.prefill()) {
+      other->Kill(absl::UnavailableError("the prefill worker opened a new link"));
+    }
+  }
+}
+
+void SlotReceiver::HandleNamed(DecodeLink& link, std::span<const LeaseId> leases,
+                               HandoffTarget& target) {
+  std::vector<LeaseId> live;
+  for (LeaseId lease : leases) {
+    if (Find(link, lease) != nullptr) {
+      live.push_back(lease);
+    } else if (tombstones_.Has(lease)) {
+      link.SendCancel(lease, "the lease has ended");
+    }
+  }
+  if (!live.empty()) target.Named(live);
+}
+
+SlotReceiver::Incoming* SlotReceiver::Find(DecodeLink& link, LeaseId lease) {
+  if (lease == kNoLease || tombstones_.Has(lease)) return nullptr;
+  Incoming& incoming = incoming_.try_emplace(lease, Incoming{.link = &link}).first->second;
+  return incoming.link == &link ? &incoming : nullptr;
+}
+
+void SlotReceiver::HandleCancel(DecodeLink& link, const LinkCancel& cancel,
+                                HandoffTarget& target) {
+  if (Find(link, cancel.lease) == nullptr) return;
+  Fail(cancel.lease, absl::CancelledError(absl::StrCat("prefill gave it up: ", cancel.reason)),
+       target);
+}
+
+void SlotReceiver::HandleHandoff(DecodeLink& link, Handoff handoff, HandoffTarget& target) {
+  const LeaseId lease = handoff.lease;
+  if (Find(link, lease) == nullptr) {
+    // An adopted lease has had its answer, a cancelled one its cancel; an answer more is harmless.
+    return link.AnswerHandoff(lease, absl::CancelledError("the lease has ended"));
+  }
+  const TimePoint started = options_.clock->Now();
+  absl::Status status = Verify(link, handoff, target);
+  if (status.ok()) status = FAILPOINT("kvtransfer.adopt");
+  if (status.ok()) status = target.Adopt(std::move(handoff));
+  if (!status.ok()) {
+    link.AnswerHandoff(lease, status);
+    return Fail(lease, status, target);
+  }
+  End(lease);
+  metrics_.CountEnd(absl::OkStatus());
+  metrics_.ObservePhase(link.pair(), HandoffPhase::kAdopt, options_.clock->Now() - started);
+  if (absl::Status fault = FAILPOINT("kvtransfer.adopted"); !fault.ok()) return link.Kill(fault);
+  link.AnswerHandoff(lease, absl::OkStatus());
+}
+
+absl::Status SlotReceiver::Verify(DecodeLink& link, const Handoff& handoff,
+                                  HandoffTarget& target) {
+  const Incoming& incoming = incoming_.at(handoff.lease);
+  const auto length = static_cast<int64_t>(handoff.tokens.size());
+  if (link.HasOffersOf(handoff.lease)) {
+    return absl::DataLossError("hand-off before all of its offers were committed");
+  }
+  Manifest expected = incoming.totals;
+  for (size_t kind = 0; kind < expected.size(); ++kind) {
+    expected[kind].rows = ExpectedRows(options_.shape, static_cast<CacheKind>(kind), length);
+  }
+  metrics_.CountComparison(expected, handoff.totals);
+  if (std::string differing = DifferingKind(expected, incoming.totals); !differing.empty()) {
+    return absl::DataLossError(absl::StrCat("incomplete cache of ", length, " tokens: ", differing));
+  }
+  if (std::string differing = DifferingKind(incoming.totals, handoff.totals); !differing.empty()) {
+    return absl::DataLossError(absl::StrCat("totals of the request differ: ", differing));
+  }
+  return target.CacheFor(handoff.lease, length).status();
+}
+
+bool SlotReceiver::GrantNext(DecodeLink& link, HandoffTarget& target) {
+  if (!link.up() || link.queue().empty()) return false;
+  const Offer& offer = link.queue().front();
+  Incoming* incoming = Find(link, offer.lease);
+  if (incoming == nullptr) {
+    link.Answer(offer.link_seq, OfferVerdict::kSkip, "the lease has ended");
+    link.queue().pop_front();
+    return true;
+  }
+  if (link.num_granted() >= link.max_granted()) return false;
+  const std::optional<int> slot = slots_.Take();
+  if (!slot) return false;
+  absl::StatusOr<std::vector<RowRun>> runs = RowsOf(offer, *incoming, target);
+  if (absl::Status fault = FAILPOINT("kvtransfer.grant"); runs.ok() && !fault.ok()) runs = fault;
+  Offer granted = std::move(link.queue().front());
+  link.queue().pop_front();
+  if (!runs.ok()) {
+    slots_.GiveBack(*slot);
+    const bool gone = absl::IsNotFound(runs.status());
+    link.Answer(granted.link_seq, gone ? OfferVerdict::kSkip : OfferVerdict::kCorrupt,
+                std::string(runs.status().message()));
+    if (gone) {
+      End(granted.lease);
+    } else {
+      Fail(granted.lease, runs.status(), target);
+    }
+    return true;
+  }
+  const auto bytes = slots_.bytes(*slot).first(static_cast<size_t>(granted.bytes));
+  link.Grant({.offer = std::move(granted), .slot = *slot, .runs = *std::move(runs)}, bytes);
+  return true;
+}
+
+absl::StatusOr<std::vector<RowRun>> SlotReceiver::RowsOf(const Offer& offer, Incoming& incoming,
+                                                         HandoffTarget& target) {
+  if (offer.to_tokens < offer.from_tokens || offer.from_tokens < 0) {
+    return OutOfOrder(offer, "to_tokens", offer.from_tokens, offer.to_tokens);
+  }
+  ASSIGN_OR_RETURN(const SequenceCache* cache, target.CacheFor(offer.lease, offer.to_tokens));
+  const bool same_section = incoming.num_rows > 0 && incoming.from_tokens == offer.from_tokens &&
+                            incoming.to_tokens == offer.to_tokens && incoming.final == offer.final;
+  if (!same_section) RETURN_IF_ERROR(BeginSection(offer, *cache, incoming));
+  if (offer.first_row != incoming.next_row) {
+    return OutOfOrder(offer, "first_row", incoming.next_row, offer.first_row);
+  }
+  const int64_t rows_left = incoming.num_rows - incoming.next_row;
+  if (offer.num_rows < 1 || offer.num_rows > rows_left) {
+    return absl::DataLossError(absl::StrCat("offer ", offer.link_seq, " has ", offer.num_rows,
+                                            " rows, left are ", rows_left));
+  }
+  std::vector<RowRun> runs = SliceRuns(incoming.runs, offer.first_row, offer.num_rows);
+  const Manifest counted = CountKinds(runs);
+  Manifest offered = offer.kinds;
+  for (KindRows& kind : offered) kind.digest = 0;
+  if (std::string differing = DifferingKind(counted, offered); !differing.empty()) {
+    return absl::DataLossError(absl::StrCat("offer ", offer.link_seq, ": ", differing));
+  }
+  if (offer.bytes != TotalBytes(counted) || offer.bytes > slots_.slot_bytes()) {
+    return absl::DataLossError(absl::StrCat("offer ", offer.link_seq, " has ", offer.bytes,
+                                            " bytes, its rows have ", TotalBytes(counted),
+                                            ", a slot has ", slots_.slot_bytes()));
+  }
+  incoming.next_row += offer.num_rows;
+  return runs;
+}
+
+// Sections follow each other without a hole: rows of tokens that no offer mentions do not exist.
+absl::Status SlotReceiver::BeginSection(const Offer& offer, const SequenceCache& cache,
+                                        Incoming& incoming) {
+  if (incoming.next_row != incoming.num_rows) {
+    return absl::DataLossError(absl::StrCat("offer ", offer.link_seq, " begins new rows while ",
+                                            incoming.num_rows - incoming.next_row,
+                                            " of the last ones are missing"));
+  }
+  if (incoming.final) return absl::DataLossError("rows after the final ones");
+  const int32_t first = offer.final ? offer.to_tokens : offer.from_tokens;
+  if (first < incoming.to_tokens) {
+    return OutOfOrder(offer, "from_tokens", incoming.to_tokens, first);
+  }
+  if (const int64_t hole = CountRows(cache.AppendRuns(incoming.to_tokens, first)); hole != 0) {
+    return absl::DataLossError(absl::StrCat("offer ", offer.link_seq, " leaves out ", hole,
+                                            " rows of tokens ", incoming.to_tokens, " to ", first));
+  }
+  incoming.runs = offer.final ? cache.FinalRuns(offer.to_tokens)
+                              : cache.AppendRuns(offer.from_tokens, offer.to_tokens);
+  incoming.num_rows = CountRows(incoming.runs);
+  incoming.next_row = 0;
+  incoming.from_tokens = offer.from_tokens;
+  incoming.to_tokens = offer.to_tokens;
+  incoming.final = offer.final;
+  return absl::OkStatus();
+}
+
+void SlotReceiver::Commit(DecodeLink& link, DecodeLink::Granted granted, HandoffTarget& target) {
+  const Offer& offer = granted.offer;
+  // The lease may have ended while the bytes were on their way: its rows are somebody else's now.
+  const bool alive = Find(link, offer.lease) != nullptr &&
+                     target.CacheFor(offer.lease, offer.to_tokens).ok();
+  if (!alive) {
+    slots_.GiveBack(granted.slot);
+    End(offer.lease);
+    return link.Answer(offer.link_seq, OfferVerdict::kSkip, "the lease has ended");
+  }
+  const TimePoint started = options_.clock->Now();
+  const Manifest received = Scatter(granted);
+  slots_.GiveBack(granted.slot);
+  metrics_.ObservePhase(link.pair(), HandoffPhase::kScatter, options_.clock->Now() - started);
+  metrics_.AddBytes(link.pair(), received);
+  metrics_.CountComparison(received, offer.kinds);
+  if (std::string differing = DifferingKind(received, offer.kinds); !differing.empty()) {
+    link.Answer(offer.link_seq, OfferVerdict::kCorrupt, differing);
+    return Fail(offer.lease, absl::DataLossError(differing), target);
+  }
+  Accumulate(received, incoming_.at(offer.lease).totals);
+  if (absl::Status fault = FAILPOINT("kvtransfer.commit"); !fault.ok()) return link.Kill(fault);
+  link.Answer(offer.link_seq, OfferVerdict::kCommitted, "");
+}
+
+Manifest SlotReceiver::Scatter(const DecodeLink::Granted& granted) {
+  Manifest kinds = CountKinds(granted.runs);
+  RowDigests digests = {};
+  options_.ops->ScatterRows({.runs = granted.runs,
+                             .slot = slots_.bytes(granted.slot).data(),
+                             .slot_bytes = granted.offer.bytes,
+                             .digests = digests},
+                            *options_.stream);
+  const absl::Status done = options_.stream->Synchronize();
+  CHECK(done.ok()) << done.ToString();
+  for (size_t kind = 0; kind < kinds.size(); ++kind) kinds[kind].digest = digests[kind];
+  return kinds;
+}
+
+void SlotReceiver::End(LeaseId lease) {
+  incoming_.erase(lease);
+  tombstones_.Add(lease, options_.clock->Now());
+}
+
+void SlotReceiver::Fail(LeaseId lease, const absl::Status& why, HandoffTarget& target) {
+  End(lease);
+  metrics_.CountEnd(why);
+  target.Abandon(lease, why);
+}
+
+void SlotReceiver::Release(LeaseId lease, std::string_view reason) {
+  const auto it = incoming_.find(lease);
+  if (it != incoming_.end()) it->second.link->SendCancel(lease, reason);
+  End(lease);
+}
+
+void SlotReceiver::BuryDeadLinks(HandoffTarget& target) {
+  std::vector<LeaseId> lost;
+  std::list<std::unique_ptr<DecodeLink>> dead;
+  for (auto it = links_.begin(); it != links_.end();) {
+    const auto next = std::next(it);
+    if (!(*it)->status().ok()) dead.splice(dead.end(), links_, it);
+    it = next;
+  }
+  for (const auto& link : dead) {
+    LOG(WARNING) << Field("prefill_instance", link->prefill())
+                 << "link is down: " << link->status().ToString();
+    if (link->refused()) NoteRefusal(*link);
+    if (!link->prefill().empty()) metrics_.ForgetLink(link->pair());
+    std::vector<LeaseId> leases;
+    for (const auto& [lease, incoming] : incoming_) {
+      if (incoming.link == link.get()) leases.push_back(lease);
+    }
+    const absl::Status why = absl::UnavailableError(
+        absl::StrCat("link to prefill worker ", link->prefill(), " failed: ",
+                     link->status().ToString()));
+    for (LeaseId lease : leases) Fail(lease, why, target);
+  }
+  closing_.splice(closing_.end(), dead);
+}
+
+void SlotReceiver::ReapClosedLinks() {
+  std::erase_if(closing_, [this](std::unique_ptr<DecodeLink>& link) {
+    if (!link->closed()) return false;
+    for (int slot : link->TakeSlots()) slots_.GiveBack(slot);
+    return true;
+  });
+}
+
+void SlotReceiver::NoteRefusal(const DecodeLink& link) {
+  refused_.push_back(
+      absl::StrCat(link.prefill(), ": ", std::string(link.status().message())));
+  if (refused_.size() > kMaxRefusedLinks) refused_.pop_front();
+}
+
+std::vector<std::string> SlotReceiver::LinkedInstances() const {
+  std::vector<std::string> linked;
+  for (const auto& link : links_) {
+    if (link->up()) linked.push_back(link->prefill());
+  }
+  return linked;
+}
+
+std::vector<std::string> SlotReceiver::RefusedLinks() const {
+  return {refused_.begin(), refused_.end()};
+}
+
+}  // namespace lodestone

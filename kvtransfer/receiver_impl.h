@@ -1,0 +1,87 @@
+#pragma once
+
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvtransfer/decode_link.h"
+#include "kvtransfer/receiver.h"
+#include "kvtransfer/staging.h"
+
+namespace lodestone {
+
+// The Receiver of a decode worker. Made by MakeReceiver; the class is here for its tests.
+//
+// A lease belongs to the link that first named or offered it. It ends here once: adopted, released by
+// decode, cancelled by prefill, or failed; from then on it is a tombstone. Calls into the target may
+// call Release(): state is updated before each call and looked up again after it.
+class SlotReceiver final : public Receiver {
+ public:
+  static absl::StatusOr<std::unique_ptr<SlotReceiver>> Create(ReceiverOptions options);
+  ~SlotReceiver() override;
+
+  bool Pump(HandoffTarget& target) override;
+  void Release(LeaseId lease, std::string_view reason) override;
+  std::vector<std::string> LinkedInstances() const override;
+  std::vector<std::string> RefusedLinks() const override;
+
+  int num_free_slots() const { return slots_.num_free(); }
+  int num_incoming() const { return static_cast<int>(incoming_.size()); }
+  int num_links() const { return static_cast<int>(links_.size()); }
+
+ private:
+  // Rows of a lease granted and committed so far.
+  struct Incoming {
+    DecodeLink* link = nullptr;
+    std::vector<RowRun> runs = {};  // canonical rows of the section in progress
+    int64_t num_rows = 0;
+    int64_t next_row = 0;      // first that is not granted yet
+    int32_t from_tokens = 0;
+    int32_t to_tokens = 0;     // rows of all tokens below are granted, or are in the section
+    bool final = false;
+    Manifest totals{};         // committed
+  };
+
+  SlotReceiver(ReceiverOptions options, StagingSlots slots);
+
+  void AcceptLinks();
+  bool PumpLink(DecodeLink& link, HandoffTarget& target);
+  void DropOlderLinkOf(const DecodeLink& link);
+  void HandleNamed(DecodeLink& link, std::span<const LeaseId> leases, HandoffTarget& target);
+  void HandleCancel(DecodeLink& link, const LinkCancel& cancel, HandoffTarget& target);
+  void HandleHandoff(DecodeLink& link, Handoff handoff, HandoffTarget& target);
+  absl::Status Verify(DecodeLink& link, const Handoff& handoff, HandoffTarget& target);
+  void BuryDeadLinks(HandoffTarget& target);
+  void ReapClosedLinks();
+
+  bool GrantNext(DecodeLink& link, HandoffTarget& target);
+  // The rows that an offer's bytes go into. NOT_FOUND: the lease is gone; DATA_LOSS: the offer does
+  // not continue the canonical order or its counts are not those of its rows.
+  absl::StatusOr<std::vector<RowRun>> RowsOf(const Offer& offer, Incoming& incoming,
+                                             HandoffTarget& target);
+  absl::Status BeginSection(const Offer& offer, const SequenceCache& cache, Incoming& incoming);
+  void Commit(DecodeLink& link, DecodeLink::Granted granted, HandoffTarget& target);
+  Manifest Scatter(const DecodeLink::Granted& granted);
+
+  // The lease as this link may use it; null if it ended or is another link's.
+  Incoming* Find(DecodeLink& link, LeaseId lease);
+  void End(LeaseId lease);
+  void Fail(LeaseId lease, const absl::Status& why, HandoffTarget& target);
+  void NoteRefusal(const DecodeLink& link);
+
+  const ReceiverOptions options_;
+  const DecodeTerms terms_;
+  HandoffMetrics metrics_;
+  StagingSlots slots_;
+  std::list<std::unique_ptr<DecodeLink>> links_;
+  std::list<std::unique_ptr<DecodeLink>> closing_;
+  std::map<LeaseId, Incoming> incoming_;
+  Tombstones tombstones_;
+  std::deque<std::string> refused_;
+};
+
+}  // namespace lodestone

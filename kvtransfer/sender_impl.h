@@ -1,0 +1,98 @@
+#pragma once
+
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvtransfer/prefill_link.h"
+#include "kvtransfer/sender.h"
+#include "kvtransfer/staging.h"
+
+namespace lodestone {
+
+// The Sender of a prefill worker. Made by MakeSender; the class is here for its tests.
+class SlotSender final : public Sender {
+ public:
+  static absl::StatusOr<std::unique_ptr<SlotSender>> Create(SenderOptions options);
+  ~SlotSender() override;
+
+  void Begin(LeaseId lease, const InstanceId& decode, const std::string& decode_address,
+             const SequenceCache* cache) override;
+  void GrowTo(LeaseId lease, int64_t num_tokens) override;
+  void Finish(LeaseId lease, Handoff handoff) override;
+  void Forget(LeaseId lease, std::string_view reason) override;
+  std::vector<HandoffOutcome> Pump() override;
+  int64_t BytesOffered(LeaseId lease) const override;
+  std::vector<std::string> LinkedInstances() const override;
+
+  int num_free_slots() const { return slots_.num_free(); }
+  int num_leases() const { return static_cast<int>(leases_.size()); }
+
+ private:
+  // One decode instance. Its link is single-flight: at most one is alive.
+  struct Peer {
+    std::string address;
+    Backoff backoff;
+    std::unique_ptr<PrefillLink> link = {};  // null: none alive
+    TimePoint next_naming{};
+    TimePoint last_used{};  // last Begin
+  };
+  // Rows that become complete together, in canonical order.
+  struct Section {
+    std::vector<RowRun> runs = {};
+    int64_t num_rows = 0;
+    int64_t next_row = 0;  // first that is not offered yet
+    int32_t from_tokens = 0;
+    int32_t to_tokens = 0;
+    bool final = false;
+  };
+  struct Outgoing {
+    InstanceId decode = {};
+    const SequenceCache* cache = nullptr;
+    int64_t grown_tokens = 0;
+    std::optional<Handoff> handoff = {};  // set by Finish
+    Section section = {};
+    int32_t chunk = 0;
+    int num_outstanding = 0;
+    bool handed_off = false;  // Handoff sent
+    TimePoint all_committed{};
+    Manifest totals{};
+  };
+
+  explicit SlotSender(SenderOptions options, StagingSlots slots);
+
+  void PumpPeer(const InstanceId& decode, Peer& peer);
+  void DialIfWanted(const InstanceId& decode, Peer& peer);
+  void TakeEvent(const InstanceId& decode, Peer& peer, const PrefillLinkEvent& event);
+  void BuryLink(const InstanceId& decode, Peer& peer);
+  void NameLeases(const InstanceId& decode, Peer& peer);
+  void ReapClosedLinks();
+  void ForgetOldPeers();
+
+  void AdvanceAll();
+  // Offers one slot or hands off; false if this lease cannot move now.
+  bool Advance(LeaseId lease, Outgoing& outgoing);
+  static bool NextSection(Outgoing& outgoing);
+  bool OfferSlot(LeaseId lease, Outgoing& outgoing, PrefillLink& link);
+  Manifest Pack(std::span<const RowRun> runs, std::span<std::byte> slot);
+  void HandOff(LeaseId lease, Outgoing& outgoing, PrefillLink& link);
+
+  void End(LeaseId lease, absl::Status status);
+  int QuotaPerLink(const PrefillLink& link) const;
+
+  const SenderOptions options_;
+  HandoffMetrics metrics_;
+  StagingSlots slots_;
+  std::map<InstanceId, Peer> peers_;
+  std::list<std::unique_ptr<PrefillLink>> closing_;
+  std::map<LeaseId, Outgoing> leases_;
+  LeaseId last_served_;  // the next round starts after it
+  std::vector<HandoffOutcome> outcomes_;
+};
+
+}  // namespace lodestone

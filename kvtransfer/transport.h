@@ -1,0 +1,72 @@
+// How the bytes of staging slots get from a prefill to a decode worker. Implementations:
+// kvtransfer/tcp_transport.h (any two machines), kvtransfer/loopback.h (in one process, with faults).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace lodestone {
+
+struct SlotEvent {
+  enum class Kind : uint8_t {
+    kConnected,
+    kDone,    // the bytes of `link_seq` have left, or have arrived
+    kFailed,  // the connection is unusable, for good; `status` says why
+  };
+  Kind kind = Kind::kFailed;
+  uint64_t link_seq = 0;
+  absl::Status status = {};
+};
+
+// One end of the data connection of one link. Slots are moved one after the other, in the order of
+// link_seq. Calls come from the worker loop and never block; the slot memory is the caller's and
+// must stay until kDone for it, or until closed().
+class SlotStream {
+ public:
+  virtual ~SlotStream() = default;  // closes, and waits for the I/O thread unless closed()
+  virtual std::optional<SlotEvent> Poll() = 0;
+  // Ends the connection. Idempotent. Slot memory may be in use until closed() is true, which takes
+  // an I/O thread a moment.
+  virtual void Close() = 0;
+  virtual bool closed() const = 0;
+};
+
+class SlotWriter : public SlotStream {
+ public:
+  virtual void Write(uint64_t link_seq, std::span<const std::byte> bytes) = 0;
+};
+
+class SlotReader : public SlotStream {
+ public:
+  // The next frame must be `link_seq` and fill `slot` exactly; anything else fails the stream.
+  virtual void Expect(uint64_t link_seq, std::span<std::byte> slot) = 0;
+};
+
+// Prefill side. `host` is the host of the decode worker's gRPC address, never one from the wire.
+class DataDialer {
+ public:
+  virtual ~DataDialer() = default;
+  virtual std::string_view name() const = 0;  // as in LinkOpen.transport
+  virtual std::unique_ptr<SlotWriter> Connect(const std::string& host, int port,
+                                              const std::string& session_key) = 0;
+};
+
+// Decode side: one listener for all links; a connection finds its link by the session key.
+class DataListener {
+ public:
+  virtual ~DataListener() = default;
+  virtual std::string_view name() const = 0;
+  virtual int port() const = 0;
+  virtual std::unique_ptr<SlotReader> Open(const std::string& session_key) = 0;
+};
+
+// "host:port" and "[v6]:port" without the port.
+std::string HostOf(const std::string& address);
+
+}  // namespace lodestone
