@@ -184,6 +184,7 @@ class Merger {
   std::vector<ConfigValue> Values() const {
     std::vector<ConfigValue> values;
     for (const ConfigField& field : fields_) {
+      if (field.traits.positional) continue;
       const auto origin = origins_.find(field.name);
       values.push_back(
           {field.name, FormatField(field), origin == origins_.end() ? "default" : origin->second});

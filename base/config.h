@@ -77,7 +77,7 @@ struct ConfigValue {
 struct ParseOutcome {
   bool exit = false;  // --help, --version, --print-config: print `text` on stdout and exit 0
   std::string text = {};
-  std::vector<ConfigValue> values = {};    // every setting, in the order of VisitFields
+  std::vector<ConfigValue> values = {};    // every setting that is not positional, in order
   std::vector<std::string> warnings = {};  // LODESTONE_ variables that look like a misspelt setting
 };
 

@@ -198,7 +198,7 @@ std::string ValuePlaceholder(const ConfigField& field) {
   if (std::holds_alternative<double*>(field.ref)) return "NUMBER";
   if (std::holds_alternative<ByteSize*>(field.ref)) return "SIZE";
   if (std::holds_alternative<std::chrono::milliseconds*>(field.ref)) return "TIME";
-  return IsList(field) ? "TEXT ..." : "TEXT";
+  return "TEXT";
 }
 
 std::string NearestName(const std::string& name, const std::vector<std::string>& candidates) {

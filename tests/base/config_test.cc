@@ -250,6 +250,13 @@ TEST(PositionalConfigTest, ArgumentsAndFlagsMix) {
   EXPECT_THAT(config.files, ElementsAre("a.txt", "b.txt"));
 }
 
+TEST(PositionalConfigTest, ArgumentsAreNoSettings) {
+  AskConfig config;
+  const auto outcome = Parse(&config, {"why?", "--print-config"});
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->text, "url = \"\"  # default\n");
+}
+
 TEST(PositionalConfigTest, RequiredOnesAreNamed) {
   EXPECT_THAT(ErrorOf<AskConfig>({"--url", "x"}), HasSubstr("question is missing"));
   EXPECT_THAT(ErrorOf<AskConfig>({"why?"}), HasSubstr("--url (or LODESTONE_URL) is required"));
