@@ -154,7 +154,8 @@ enum class CompressedRow : uint8_t { kLatent, kIndexKey };
 //   kLatent: QDQ8 of the first c - r_d dims if round_fp8;
 //   kIndexKey: Hadamard * c^-1/2, rounded, then by `index_rounding`;
 //   stored as entry b: page block_table[b*ratio / 256], row b % (256 / ratio).
-// Sums over a group run in token order.
+// Sums over a group run in token order. Group 0 of ratio 4 takes nothing from rows 0..3, whatever a
+// previous user of the slot left there. Rows of a completed group are not cleared.
 struct CompressKvParams {
   TensorView kv;     // f32 [T, w]  w = c * (ratio == 4 ? 2 : 1)
   TensorView score;  // f32 [T, w]  without ape
@@ -192,7 +193,8 @@ struct IndexQueryParams {
 //   score[t, n] = sum_h weight[t, h] * relu(dot(q[t, h], key[n]))      n < num_visible[t]
 // Source: vendor inference/model.py, Indexer.forward. Dot products run over ascending dims and heads
 // are added in ascending order, in fp32; fp8 keys are widened codes and the key's scale multiplies
-// the finished sum. Ties go to the lower entry. NaN scores sort below every number.
+// the finished sum. Ties go to the lower entry. relu keeps a NaN, and NaN scores sort below every
+// number.
 struct IndexTopKParams {
   TensorView q;       // act [T, H_i, d_i]  after IndexQuery
   TensorView weight;  // f32 [T, H_i]       may be negative
@@ -264,8 +266,9 @@ struct MoeExpertsParams {
   TensorView out;      // act [T, D]
 };
 
-// Digest of rows: sum mod 2^64 over rows of XXH64(row bytes, seed = Mix(kind, layer, entry)). Sums
-// commute, so digests of slots add up to those of the request, in any order and on any device.
+// Digest of rows: sum mod 2^64 over rows of a mixed XXH64 of the row bytes, seeded with kind, layer
+// and entry (kernels/numeric/row_digest.h). Sums commute, so digests of slots add up to those of the
+// request, in any order and on any device.
 using RowDigests = uint64_t[kNumCacheKinds];
 
 // Copies the rows of `runs`, in order, to `slot` (pack) or from it (scatter), and adds the digest of
