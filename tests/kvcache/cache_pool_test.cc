@@ -148,6 +148,19 @@ TEST(CachePoolTest, AdmissionIsWorstCase) {
   EXPECT_TRUE(c->Reserve(2 * kPageTokens).ok());
 }
 
+TEST(CachePoolTest, GrowthThatFailsIsNotCountedAsUse) {
+  const std::unique_ptr<CachePool> pool = Pool(3, 4);
+  const auto sequence = pool->MakeSequenceFor(2 * kPageTokens).value();
+  std::vector<PageId> stolen;  // behind the ledger's back
+  ASSERT_TRUE(pool->page_allocator().Take(11, stolen).ok());
+  const MemorySnapshot before = pool->ledger().Snapshot();
+  EXPECT_EQ(sequence->Reserve(2 * kPageTokens).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(pool->ledger().Snapshot().used, before.used);
+  EXPECT_TRUE(sequence->pages().empty());
+  pool->page_allocator().GiveBack(stolen);
+  EXPECT_TRUE(sequence->Reserve(2 * kPageTokens).ok());
+}
+
 TEST(CachePoolTest, ALeaseCarriesOneSequenceAndOutlivesItsRelease) {
   const std::unique_ptr<CachePool> pool = Pool();
   Ledger& ledger = pool->ledger();
