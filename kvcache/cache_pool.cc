@@ -16,12 +16,18 @@ constexpr int kPoison = 0xff;
 
 MemoryPool PoolOf(CacheKind kind) {
   switch (kind) {
-    case CacheKind::kLatentsIndexed: return MemoryPool::kLatentsIndexed;
-    case CacheKind::kLatentsDense: return MemoryPool::kLatentsDense;
-    case CacheKind::kIndexKeys: return MemoryPool::kIndexKeys;
-    case CacheKind::kExactIndexKeys: return MemoryPool::kExactIndexKeys;
-    case CacheKind::kRingWindows: return MemoryPool::kRingWindows;
-    case CacheKind::kCompressorStates: return MemoryPool::kCompressorStates;
+    case CacheKind::kLatentsIndexed:
+      return MemoryPool::kLatentsIndexed;
+    case CacheKind::kLatentsDense:
+      return MemoryPool::kLatentsDense;
+    case CacheKind::kIndexKeys:
+      return MemoryPool::kIndexKeys;
+    case CacheKind::kExactIndexKeys:
+      return MemoryPool::kExactIndexKeys;
+    case CacheKind::kRingWindows:
+      return MemoryPool::kRingWindows;
+    case CacheKind::kCompressorStates:
+      return MemoryPool::kCompressorStates;
   }
   return MemoryPool::kLatentsIndexed;
 }
@@ -53,9 +59,10 @@ CachePool::CachePool(const MemoryPlan& plan, FreedPages freed)
       layout_(plan.shape),
       freed_(freed),
       ledger_(plan),
-      pages_(plan.num_pages, freed == FreedPages::kPoison
-                                 ? std::function<void(PageId)>([this](PageId page) { Poison(page); })
-                                 : nullptr) {
+      pages_(plan.num_pages,
+             freed == FreedPages::kPoison
+                 ? std::function<void(PageId)>([this](PageId page) { Poison(page); })
+                 : nullptr) {
   for (int slot = static_cast<int>(plan.num_slots) - 1; slot >= 0; --slot) {
     free_slots_.push_back(slot);
   }
@@ -72,9 +79,8 @@ absl::Status CachePool::Allocate() {
     const MemoryPool pool = PoolOf(static_cast<CacheKind>(i));
     absl::StatusOr<Buffer> allocated = Buffer::Allocate(plan_.capacity[pool]);
     if (!allocated.ok()) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("cache pool ", std::string(Name(pool)), ": ",
-                       std::string(allocated.status().message())));
+      return absl::ResourceExhaustedError(absl::StrCat("cache pool ", std::string(Name(pool)), ": ",
+                                                       std::string(allocated.status().message())));
     }
     buffers_[i] = *std::move(allocated);
     if (freed_ == FreedPages::kPoison && buffers_[i].size() > 0) {

@@ -30,8 +30,8 @@ struct CacheStats {
   int64_t used_slots = 0;  // sequences
 };
 
-// All cache memory of a worker, as its plan divides it. Makes the caches of sequences, which must be
-// gone before the pool is. Worker loop only, except ledger(), which any thread may use.
+// All cache memory of a worker, as its plan divides it. Makes the caches of sequences, which must
+// be gone before the pool is. Worker loop only, except ledger(), which any thread may use.
 class CachePool {
  public:
   // Allocates everything at once. RESOURCE_EXHAUSTED if the system does not have it.

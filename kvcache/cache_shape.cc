@@ -23,11 +23,12 @@ absl::Status CacheShape::Validate() const {
   for (int layer = 0; layer < num_layers(); ++layer) {
     const int ratio = compress_ratios[layer];
     if (ratio != 0 && ratio != kIndexedRatio && ratio != kDenseRatio) {
-      return Invalid(absl::StrCat("layer ", layer, " has compress ratio ", ratio,
-                                  ", known are 0, 4 and 128"));
+      return Invalid(
+          absl::StrCat("layer ", layer, " has compress ratio ", ratio, ", known are 0, 4 and 128"));
     }
   }
-  if (head_dim < 1) return Invalid(absl::StrCat("head_dim is ", head_dim, ", at least 1 is needed"));
+  if (head_dim < 1)
+    return Invalid(absl::StrCat("head_dim is ", head_dim, ", at least 1 is needed"));
   if (rope_dim < 0 || rope_dim > head_dim || rope_dim % 2 != 0) {
     return Invalid(absl::StrCat("rope_dim is ", rope_dim, ", an even number up to head_dim ",
                                 head_dim, " is needed"));

@@ -8,8 +8,8 @@
 
 namespace lodestone {
 
-inline constexpr int64_t kIndexedRatio = 4;   // tokens per entry in indexed layers
-inline constexpr int64_t kDenseRatio = 128;   // tokens per entry in dense layers
+inline constexpr int64_t kIndexedRatio = 4;  // tokens per entry in indexed layers
+inline constexpr int64_t kDenseRatio = 128;  // tokens per entry in dense layers
 
 // Everything the sizes and places of cache rows depend on. The engine fills it from the model's
 // configuration and the chosen formats. Plain data.

@@ -56,7 +56,8 @@ void AddPart(RowRun& run, const TensorView& view, int64_t block, int64_t first_r
 
 std::string CanonicalText(const LayoutDescriptor& layout) {
   std::string text;
-  for (const LayoutField& field : layout) absl::StrAppend(&text, field.name, "=", field.value, "\n");
+  for (const LayoutField& field : layout)
+    absl::StrAppend(&text, field.name, "=", field.value, "\n");
   return text;
 }
 
@@ -83,10 +84,14 @@ CacheLayout::CacheLayout(CacheShape shape) : shape_(std::move(shape)) {
 
 const PlanarBlock& CacheLayout::PageBlock(CacheKind kind) const {
   switch (kind) {
-    case CacheKind::kLatentsIndexed: return latents_indexed_;
-    case CacheKind::kLatentsDense: return latents_dense_;
-    case CacheKind::kIndexKeys: return index_keys_;
-    default: break;
+    case CacheKind::kLatentsIndexed:
+      return latents_indexed_;
+    case CacheKind::kLatentsDense:
+      return latents_dense_;
+    case CacheKind::kIndexKeys:
+      return index_keys_;
+    default:
+      break;
   }
   LOG(FATAL) << Name(kind) << " has no pages";
   std::abort();
@@ -121,9 +126,12 @@ int64_t CacheLayout::LayersBefore(int layer, int64_t ratio) const {
 
 int64_t CacheLayout::StateBytesPerSlot(int layer) const {
   switch (shape_.compress_ratios[layer]) {
-    case kIndexedRatio: return indexed_state_.bytes + index_state_.bytes;
-    case kDenseRatio: return dense_state_.bytes;
-    default: return 0;
+    case kIndexedRatio:
+      return indexed_state_.bytes + index_state_.bytes;
+    case kDenseRatio:
+      return dense_state_.bytes;
+    default:
+      return 0;
   }
 }
 

@@ -13,9 +13,11 @@
 // Where every byte of the cache is (docs/kv_layout.md has the picture). This is the only place that
 // knows byte offsets: everybody else reads rows through the views and runs made here.
 //
-//   page pools: latents_indexed, index_keys, latents_dense   [layer of the kind][page]{planar block}
-//   slot pools: ring_windows                                 [layer][slot]{planar block of W rows}
-//               compressor_states                            [layer][slot]{kv, score per compressor}
+//   page pools: latents_indexed, index_keys, latents_dense   [layer of the kind][page]{planar
+//   block} slot pools: ring_windows                                 [layer][slot]{planar block of W
+//   rows}
+//               compressor_states                            [layer][slot]{kv, score per
+//               compressor}
 //
 // A planar block is all payloads, then all scales; both parts begin at a multiple of 16 bytes.
 namespace lodestone {
@@ -62,8 +64,9 @@ class CacheLayout {
   PoolBytes BytesPerPage() const;
   PoolBytes BytesPerSlot() const;
 
-  // The rows of one kind and layer in a pool of that kind that starts at `pool` and has `num_blocks`
-  // pages or slots. REQUIRES: the layer has rows of this kind; kind is not kCompressorStates.
+  // The rows of one kind and layer in a pool of that kind that starts at `pool` and has
+  // `num_blocks` pages or slots. REQUIRES: the layer has rows of this kind; kind is not
+  // kCompressorStates.
   RowStore Rows(CacheKind kind, int layer, std::byte* pool, int64_t num_blocks) const;
   // The states of the latent and of the index-key compressor of a layer.
   CompressorStateView LatentStates(int layer, std::byte* pool, int64_t num_slots) const;

@@ -88,9 +88,9 @@ absl::Status Ledger::Use(LeaseId lease, Reservation amount) {
   }
   Account& account = found->second;
   if (!FitsIn(account.used + amount, account.reserved)) {
-    return absl::InternalError(absl::StrCat(
-        "lease ", lease.value(), " would use ", ToString(account.used + amount), ", reserved are ",
-        ToString(account.reserved)));
+    return absl::InternalError(absl::StrCat("lease ", lease.value(), " would use ",
+                                            ToString(account.used + amount), ", reserved are ",
+                                            ToString(account.reserved)));
   }
   account.used = account.used + amount;
   used_ = used_ + amount;

@@ -44,8 +44,8 @@ class Ledger {
  public:
   explicit Ledger(const MemoryPlan& plan);
 
-  // RESOURCE_EXHAUSTED with what is needed and what is free if it does not fit now; INVALID_ARGUMENT
-  // if it can never fit; ALREADY_EXISTS if the lease exists. Nothing changes then.
+  // RESOURCE_EXHAUSTED with what is needed and what is free if it does not fit now;
+  // INVALID_ARGUMENT if it can never fit; ALREADY_EXISTS if the lease exists. Nothing changes then.
   absl::Status Reserve(LeaseId lease, Reservation reservation);
   // Ends the lease: what it does not use is free at once, the rest when it is given back. NOT_FOUND
   // if there is no such lease, which a caller that releases twice may ignore.

@@ -8,15 +8,25 @@ namespace lodestone {
 
 // Every class of bytes a worker may use. Names are the `pool` labels of the memory metrics.
 enum class MemoryPool : uint8_t {
-  kWeights, kLatentsIndexed, kLatentsDense, kIndexKeys, kExactIndexKeys, kRingWindows,
-  kCompressorStates, kStaging, kTransport, kScratch, kGraphs,
+  kWeights,
+  kLatentsIndexed,
+  kLatentsDense,
+  kIndexKeys,
+  kExactIndexKeys,
+  kRingWindows,
+  kCompressorStates,
+  kStaging,
+  kTransport,
+  kScratch,
+  kGraphs,
 };
 inline constexpr int kNumMemoryPools = 11;
 
 constexpr std::string_view Name(MemoryPool pool) {
   constexpr std::string_view kNames[kNumMemoryPools] = {
-      "weights", "latents_indexed", "latents_dense", "index_keys", "exact_index_keys",
-      "ring_windows", "compressor_states", "staging", "transport", "scratch", "graphs"};
+      "weights",      "latents_indexed",   "latents_dense", "index_keys", "exact_index_keys",
+      "ring_windows", "compressor_states", "staging",       "transport",  "scratch",
+      "graphs"};
   return kNames[static_cast<int>(pool)];
 }
 

@@ -21,16 +21,21 @@ absl::Status CheckInput(const PlanInput& input) {
     int64_t value;
     int64_t least;
   } fields[] = {
-      {"memory_limit_bytes", input.memory_limit_bytes, 0}, {"weight_bytes", input.weight_bytes, 0},
-      {"scratch_bytes", input.scratch_bytes, 0},           {"staging_bytes", input.staging_bytes, 0},
-      {"transport_bytes", input.transport_bytes, 0},       {"graph_bytes", input.graph_bytes, 0},
-      {"max_sequences", input.max_sequences, 1},           {"max_context", input.max_context, 1},
+      {"memory_limit_bytes", input.memory_limit_bytes, 0},
+      {"weight_bytes", input.weight_bytes, 0},
+      {"scratch_bytes", input.scratch_bytes, 0},
+      {"staging_bytes", input.staging_bytes, 0},
+      {"transport_bytes", input.transport_bytes, 0},
+      {"graph_bytes", input.graph_bytes, 0},
+      {"max_sequences", input.max_sequences, 1},
+      {"max_context", input.max_context, 1},
       {"required_context", input.required_context, 1},
   };
   for (const auto& field : fields) {
     if (field.value < field.least) {
-      return absl::InvalidArgumentError(absl::StrCat("memory plan: ", field.name, " is ", field.value,
-                                                     ", at least ", field.least, " is needed"));
+      return absl::InvalidArgumentError(absl::StrCat("memory plan: ", field.name, " is ",
+                                                     field.value, ", at least ", field.least,
+                                                     " is needed"));
     }
   }
   if (input.required_context > input.max_context) {

@@ -31,9 +31,9 @@ struct MemoryPlan {
   int64_t num_pages = 0;
   int64_t num_slots = 0;  // sequences at once
   int64_t max_context = 0;
-  PoolBytes capacity;        // of the whole worker
-  PoolBytes bytes_per_page;  // all layers
-  PoolBytes bytes_per_slot;  // all layers
+  PoolBytes capacity;                   // of the whole worker
+  PoolBytes bytes_per_page;             // all layers
+  PoolBytes bytes_per_slot;             // all layers
   int64_t bytes_per_request_fixed = 0;  // ring windows and compressor states
   double bytes_per_token = 0;           // entries and index keys
   int64_t largest_context = 0;          // tokens of the longest sequence that fits

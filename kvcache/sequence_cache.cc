@@ -13,10 +13,14 @@ int64_t ExpectedRows(const CacheShape& shape, CacheKind kind, int64_t length) {
   const int64_t dense_layers = shape.NumLayers(kDenseRatio);
   switch (kind) {
     case CacheKind::kLatentsIndexed:
-    case CacheKind::kIndexKeys: return indexed_layers * (length / kIndexedRatio);
-    case CacheKind::kLatentsDense: return dense_layers * (length / kDenseRatio);
-    case CacheKind::kExactIndexKeys: return 0;
-    case CacheKind::kRingWindows: return shape.num_layers() * std::min(shape.window - 1, length);
+    case CacheKind::kIndexKeys:
+      return indexed_layers * (length / kIndexedRatio);
+    case CacheKind::kLatentsDense:
+      return dense_layers * (length / kDenseRatio);
+    case CacheKind::kExactIndexKeys:
+      return 0;
+    case CacheKind::kRingWindows:
+      return shape.num_layers() * std::min(shape.window - 1, length);
     case CacheKind::kCompressorStates: {
       const int64_t previous_group = length >= kIndexedRatio ? kIndexedRatio : 0;
       // Two compressors in an indexed layer, one in a dense layer.

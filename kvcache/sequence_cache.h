@@ -15,8 +15,8 @@ namespace lodestone {
 
 class CachePool;
 
-// Rows that a sequence of `length` tokens has of one kind, over all layers: what a complete hand-off
-// carries. A formula of its own, so that it can judge runs and manifests.
+// Rows that a sequence of `length` tokens has of one kind, over all layers: what a complete
+// hand-off carries. A formula of its own, so that it can judge runs and manifests.
 int64_t ExpectedRows(const CacheShape& shape, CacheKind kind, int64_t length);
 
 // The cache of one sequence: its pages, its slot and how many tokens are in it. Owns both and gives
@@ -41,14 +41,14 @@ class SequenceCache {
   std::span<const PageId> pages() const { return table_.pages(); }
   int64_t max_tokens() const { return max_pages_ * kPageTokens; }  // by the reservation
 
-  // Entries and index keys that become complete when the length grows from `from` to `to`: by layer,
-  // then kind, then entry; one run per page, layer and kind. Both workers list the same rows in the
-  // same order. REQUIRES: 0 <= from <= to <= num_pages * kPageTokens (CHECK).
+  // Entries and index keys that become complete when the length grows from `from` to `to`: by
+  // layer, then kind, then entry; one run per page, layer and kind. Both workers list the same rows
+  // in the same order. REQUIRES: 0 <= from <= to <= num_pages * kPageTokens (CHECK).
   std::vector<RowRun> AppendRuns(int64_t from, int64_t to) const;
 
-  // What a hand-off at `length` carries beside the entries, by layer: the last min(W - 1, length) rows
-  // of the ring window (entry = position) and the live rows of the compressor states (entry = state
-  // row, + kIndexStateEntry for the index-key compressor; a row is its kv, then its score):
+  // What a hand-off at `length` carries beside the entries, by layer: the last min(W - 1, length)
+  // rows of the ring window (entry = position) and the live rows of the compressor states (entry =
+  // state row, + kIndexStateEntry for the index-key compressor; a row is its kv, then its score):
   //   ratio 4:   rows 0..3, half A only, if length >= 4; rows 4..4 + length % 4, whole;
   //   ratio 128: rows 0..length % 128.
   // Every other state row of a fresh sequence is kv 0, score -inf already.

@@ -74,7 +74,8 @@ TEST(CacheLayoutTest, BlocksArePlanarAndBothPartsAligned) {
                             CacheShape shape = FlashShape();
                             shape.index_key_format = IndexKeyFormat::kFp8;
                             return shape;
-                          }()).PageBlock(CacheKind::kIndexKeys);
+                          }())
+                              .PageBlock(CacheKind::kIndexKeys);
   EXPECT_EQ(fp8.scale_offset, 64 * 128);
   EXPECT_EQ(fp8.bytes, 64 * 132);
 }
@@ -241,7 +242,8 @@ TEST(CacheShapeTest, ImpossibleShapesAreRefusedWithTheirValue) {
       {"rope_dim is 256", [](auto& s) { s.rope_dim = 256; }},
       {"window is 0", [](auto& s) { s.window = 0; }},
       {"index_head_dim is 40", [](auto& s) { s.index_head_dim = 40; }},
-      {"head_dim - rope_dim is 32", [](auto& s) {
+      {"head_dim - rope_dim is 32",
+       [](auto& s) {
          s.kv_format = KvFormat::kFp8;
          s.head_dim = 96;
        }},

@@ -85,8 +85,9 @@ TEST(LedgerTest, UseBeyondTheReservationIsRefusedAndChangesNothing) {
   ASSERT_TRUE(ledger.Use(LeaseId(1), {2, 1}).ok());
   const absl::Status status = ledger.Use(LeaseId(1), {1, 0});
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("would use 3 pages and 1 slots, reserved are "
-                                                       "2 pages and 1 slots"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("would use 3 pages and 1 slots, reserved are "
+                        "2 pages and 1 slots"));
   EXPECT_EQ(ledger.Use(LeaseId(9), {1, 0}).code(), absl::StatusCode::kNotFound);
   ledger.GiveBack(LeaseId(1), {2, 1});
   EXPECT_TRUE(ledger.Release(LeaseId(1)).ok());
@@ -119,8 +120,8 @@ TEST(LedgerTest, BytesInUseAreCountedInTheirPools) {
   ASSERT_TRUE(ledger.Use(LeaseId(1), {2, 1}).ok());
   const MemorySnapshot snapshot = ledger.Snapshot();
   EXPECT_EQ(snapshot.used[MemoryPool::kWeights], 900);
-  for (MemoryPool pool : {MemoryPool::kLatentsIndexed, MemoryPool::kLatentsDense,
-                          MemoryPool::kIndexKeys}) {
+  for (MemoryPool pool :
+       {MemoryPool::kLatentsIndexed, MemoryPool::kLatentsDense, MemoryPool::kIndexKeys}) {
     EXPECT_EQ(snapshot.used[pool], 2 * plan.bytes_per_page[pool]) << Name(pool);
   }
   for (MemoryPool pool : {MemoryPool::kRingWindows, MemoryPool::kCompressorStates}) {

@@ -70,12 +70,12 @@ TEST(ExpectedRowsTest, AreThoseWorkedOutByHand) {
 
 TEST(SequenceCacheTest, RunsHoldTheExpectedRowsAtEveryLength) {
   for (const CacheShape& shape : {SmallShape(), [] {
-         CacheShape other = SmallShape();
-         other.compress_ratios = {128, 128, 4, 128, 4, 0};
-         other.kv_format = KvFormat::kFp8;
-         other.window = 16;
-         return other;
-       }()}) {
+                                    CacheShape other = SmallShape();
+                                    other.compress_ratios = {128, 128, 4, 128, 4, 0};
+                                    other.kv_format = KvFormat::kFp8;
+                                    other.window = 16;
+                                    return other;
+                                  }()}) {
     const auto pool = Pool(shape);
     const auto sequence = Sequence(*pool);
     for (int64_t length = 0; length <= kTokens; ++length) {
@@ -168,7 +168,8 @@ TEST(SequenceCacheTest, StateRowsAreTheLiveHalvesOnly) {
   }
   ASSERT_EQ(states.size(), 4);
   const LayerCacheView& view = pool->layers()[1];
-  const auto* kv = view.state.kv.row<std::byte>(0) + sequence->slot() * view.state.kv.strides[0] * 4;
+  const auto* kv =
+      view.state.kv.row<std::byte>(0) + sequence->slot() * view.state.kv.strides[0] * 4;
   const struct {
     int64_t entry, rows, row_bytes;
   } expected[] = {{0, 4, 2 * 128 * 4},

@@ -21,8 +21,8 @@ TEST(CacheFormatTest, LatentScalesArePaddedToEightBytes) {
 }
 
 TEST(CacheFormatTest, NamesParseBackAndNothingElseDoes) {
-  for (IndexKeyFormat format : {IndexKeyFormat::kBf16, IndexKeyFormat::kFp8, IndexKeyFormat::kFp4,
-                                IndexKeyFormat::kF32}) {
+  for (IndexKeyFormat format :
+       {IndexKeyFormat::kBf16, IndexKeyFormat::kFp8, IndexKeyFormat::kFp4, IndexKeyFormat::kF32}) {
     EXPECT_EQ(ParseIndexKeyFormat(Name(format)), format);
   }
   for (KvFormat format : {KvFormat::kBf16, KvFormat::kFp8, KvFormat::kF32}) {
