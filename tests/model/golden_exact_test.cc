@@ -3,9 +3,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/ops.h"
 #include "tests/testing/golden_case.h"
-#include "tests/testing/golden_reader.h"
+#include "tests/testing/golden_models.h"
 #include "tests/testing/model_runner.h"
 
 // The forward pass under `exact` numerics against an independent implementation in fp32
@@ -14,8 +13,6 @@ namespace lodestone {
 namespace {
 
 using ::testing::IsEmpty;
-
-constexpr FormatChoice kExact{Numerics::kExact, KvFormat::kF32, IndexKeyFormat::kF32};
 
 struct ExactCase {
   std::string model;  // "mini" or "needle-tiny"
@@ -27,37 +24,14 @@ std::ostream& operator<<(std::ostream& out, const ExactCase& c) {
   return out << c.model << " " << c.length << " " << c.backend;
 }
 
-const Ops& Backend(const std::string& name) {
-  static const std::unique_ptr<Ops> reference = MakeReferenceOps();
-  static const std::unique_ptr<Ops> cpu = MakeCpuOps(2);
-  return name == "cpu" ? *cpu : *reference;
-}
-
-// Loaded once per model and backend.
-const LoadedModel& Model(const std::string& model, const std::string& backend) {
-  static std::map<std::string, std::unique_ptr<LoadedModel>> models;
-  std::unique_ptr<LoadedModel>& loaded = models[model + "/" + backend];
-  if (loaded == nullptr) {
-    loaded = std::make_unique<LoadedModel>(model == "mini" ? MiniDirectory() : NeedleDirectory(),
-                                           Backend(backend));
-  }
-  return *loaded;
-}
-
-GoldenFile OpenGolden(const std::string& model, int64_t length) {
-  return GoldenFile(
-      GoldenPath(model + (length == 10500 ? "/golden-10500.safetensors" : "/golden.safetensors")));
-}
-
 class GoldenExactTest : public ::testing::TestWithParam<ExactCase> {};
 
 TEST_P(GoldenExactTest, AgreesWithIndependentImplementation) {
   const auto& [model_name, length, backend] = GetParam();
-  const LoadedModel& model = Model(model_name, backend);
-  const GoldenFile file = OpenGolden(model_name, length);
-  const GoldenCase golden{file, "L" + std::to_string(length) + "."};
+  const LoadedModel& model = TestModel(model_name, backend);
+  const GoldenCase golden = ExactGolden(model_name, length);
   constexpr int64_t kChunk = 512;
-  ModelRunner runner(model, model.ops, kExact,
+  ModelRunner runner(model, model.ops, kExactFormats,
                      {.num_seqs = 1, .max_context = length + 16, .max_tokens = kChunk});
   const GoldenRun run = RunGoldenCase(runner, golden, kChunk);
   // A boundary swap is possible from 4,500 tokens on (MANIFEST.md, section 3); it moves a norm by
@@ -89,10 +63,9 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenExactTest, ::testing::ValuesIn(AllCases()), 
 class GoldenStateTest : public ::testing::Test {
  protected:
   GoldenStateTest()
-      : model_(Model("mini", "cpu")),
-        file_(OpenGolden("mini", 1027)),
-        golden_{file_, "L1027."},
-        runner_(model_, model_.ops, kExact,
+      : model_(TestModel("mini", "cpu")),
+        golden_(ExactGolden("mini", kLength)),
+        runner_(model_, model_.ops, kExactFormats,
                 {.num_seqs = 1, .max_context = kLength, .max_tokens = 256}) {
     runner_.Prefill(golden_.Ids("input_ids"), 256, 1);
   }
@@ -121,7 +94,6 @@ class GoldenStateTest : public ::testing::Test {
 
   static constexpr int64_t kLength = 1027;
   const LoadedModel& model_;
-  const GoldenFile file_;
   const GoldenCase golden_;
   ModelRunner runner_;
 };
