@@ -39,14 +39,15 @@ function(lodestone_kernels folder)
   target_link_libraries(lodestone_${folder} PUBLIC ${ARGN})
 endfunction()
 
-# Messages and services of proto/, generated into the build folder.
-# Include them as "proto/lodestone/v1/worker.grpc.pb.h".
+# Messages and services of proto/, generated into the build folder, and proto/*.cc, which converts
+# them. Include the generated ones as "proto/lodestone/v1/worker.grpc.pb.h".
 function(lodestone_proto folder)
   file(GLOB_RECURSE protos CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.proto)
   set(gen ${CMAKE_BINARY_DIR}/gen)
   file(MAKE_DIRECTORY ${gen})
-  add_library(lodestone_proto STATIC ${protos} ${PROJECT_SOURCE_DIR}/cmake/empty.cc)
-  target_link_libraries(lodestone_proto PUBLIC protobuf::libprotobuf gRPC::grpc++)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cc)
+  add_library(lodestone_proto STATIC ${protos} ${sources})
+  target_link_libraries(lodestone_proto PUBLIC lodestone_base protobuf::libprotobuf gRPC::grpc++)
   target_include_directories(lodestone_proto SYSTEM PUBLIC ${gen})
   target_compile_options(lodestone_proto PRIVATE -w)
   if(protos)

@@ -1,0 +1,104 @@
+#include "proto/convert.h"
+
+#include <algorithm>
+#include <string>
+
+namespace lodestone {
+
+SamplingParams FromProto(const v1::SamplingParams& proto) {
+  SamplingParams params{
+      .temperature = proto.temperature(),
+      .top_p = proto.top_p() == 0 ? 1 : proto.top_p(),
+      .top_k = proto.top_k(),
+      .min_p = proto.min_p(),
+      .seed = proto.seed(),
+      .stop_token_ids = {proto.stop_token_ids().begin(), proto.stop_token_ids().end()},
+      .ignore_eos = proto.ignore_eos(),
+      .max_new_tokens = proto.max_new_tokens(),
+      .min_new_tokens = proto.min_new_tokens(),
+      .logprobs = proto.logprobs(),
+      .top_logprobs = proto.top_logprobs(),
+      .repetition_penalty = proto.repetition_penalty() == 0 ? 1 : proto.repetition_penalty(),
+      .presence_penalty = proto.presence_penalty(),
+      .frequency_penalty = proto.frequency_penalty(),
+      .logit_bias = {}};
+  for (const auto& [token, bias] : proto.logit_bias()) params.logit_bias.emplace_back(token, bias);
+  // A map has no order; sampling must not depend on that.
+  std::sort(params.logit_bias.begin(), params.logit_bias.end());
+  return params;
+}
+
+v1::SamplingParams ToProto(const SamplingParams& params) {
+  v1::SamplingParams proto;
+  proto.set_temperature(params.temperature);
+  proto.set_top_p(params.top_p);
+  proto.set_top_k(params.top_k);
+  proto.set_min_p(params.min_p);
+  proto.set_seed(params.seed);
+  proto.mutable_stop_token_ids()->Add(params.stop_token_ids.begin(), params.stop_token_ids.end());
+  proto.set_ignore_eos(params.ignore_eos);
+  proto.set_max_new_tokens(params.max_new_tokens);
+  proto.set_min_new_tokens(params.min_new_tokens);
+  proto.set_logprobs(params.logprobs);
+  proto.set_top_logprobs(params.top_logprobs);
+  proto.set_repetition_penalty(params.repetition_penalty);
+  proto.set_presence_penalty(params.presence_penalty);
+  proto.set_frequency_penalty(params.frequency_penalty);
+  for (const auto& [token, bias] : params.logit_bias) (*proto.mutable_logit_bias())[token] = bias;
+  return proto;
+}
+
+GeneratedToken FromProto(const v1::Token& proto) {
+  GeneratedToken token{.id = proto.id(), .index = proto.index(), .logprob = proto.logprob()};
+  for (const v1::TokenLogprob& top : proto.top_logprobs()) {
+    token.top_logprobs.push_back({top.token(), top.logprob()});
+  }
+  return token;
+}
+
+v1::Token ToProto(const GeneratedToken& token) {
+  v1::Token proto;
+  proto.set_id(token.id);
+  proto.set_index(token.index);
+  proto.set_logprob(token.logprob);
+  for (const TokenLogprob& top : token.top_logprobs) {
+    v1::TokenLogprob* out = proto.add_top_logprobs();
+    out->set_token(top.token);
+    out->set_logprob(top.logprob);
+  }
+  return proto;
+}
+
+FinishReason FromProto(v1::FinishReason proto) {
+  switch (proto) {
+    case v1::FINISH_REASON_UNSPECIFIED: return FinishReason::kNone;
+    case v1::FINISH_REASON_STOP: return FinishReason::kStop;
+    case v1::FINISH_REASON_LENGTH: return FinishReason::kLength;
+    case v1::FINISH_REASON_CANCELLED: return FinishReason::kCancelled;
+    default: return FinishReason::kError;
+  }
+}
+
+v1::FinishReason ToProto(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone: return v1::FINISH_REASON_UNSPECIFIED;
+    case FinishReason::kStop: return v1::FINISH_REASON_STOP;
+    case FinishReason::kLength: return v1::FINISH_REASON_LENGTH;
+    case FinishReason::kCancelled: return v1::FINISH_REASON_CANCELLED;
+    case FinishReason::kError: return v1::FINISH_REASON_ERROR;
+  }
+  return v1::FINISH_REASON_ERROR;
+}
+
+absl::Status FromProto(const v1::Status& proto) {
+  return absl::Status(static_cast<absl::StatusCode>(proto.code()), proto.message());
+}
+
+v1::Status ToProto(const absl::Status& status) {
+  v1::Status proto;
+  proto.set_code(static_cast<int>(status.code()));
+  proto.set_message(std::string(status.message()));
+  return proto;
+}
+
+}  // namespace lodestone
