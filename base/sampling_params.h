@@ -13,7 +13,7 @@ struct SamplingParams {
   int32_t top_k = 0;  // 0: off
   double min_p = 0;
   uint64_t seed = 0;  // randomness = f(seed, index of the generated token)
-  std::vector<int32_t> stop_token_ids;
+  std::vector<int32_t> stop_token_ids = {};
   bool ignore_eos = false;
   int32_t max_new_tokens = 1;  // from the original prompt, replays included
   int32_t min_new_tokens = 0;
@@ -22,7 +22,7 @@ struct SamplingParams {
   double repetition_penalty = 1;
   double presence_penalty = 0;
   double frequency_penalty = 0;
-  std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<std::pair<int32_t, float>> logit_bias = {};
 };
 
 struct TokenLogprob {
