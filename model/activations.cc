@@ -70,8 +70,7 @@ void LayOutAttention(const Layout& l, Activations& a) {
   const ModelConfig& c = l.config;
   const int64_t tokens = l.shape.num_tokens;
   const int64_t pool_width = 2 * std::max(c.head_dim, c.index_head_dim);
-  const int64_t compressed_keys =
-      std::max(std::min(c.index_top_k, l.shape.max_visible_indexed), l.shape.max_visible_dense);
+  const int64_t compressed_keys = std::max(c.index_top_k, l.shape.max_visible_dense);
   a.query_low_rank = l.memory.Take(l.act, {tokens, c.q_lora_rank});
   a.query = l.memory.Take(l.act, {tokens, c.num_heads, c.head_dim});
   a.window_kv = l.memory.Take(l.act, {tokens, c.head_dim});
