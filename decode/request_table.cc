@@ -1,0 +1,236 @@
+#include "decode/request_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/failpoint.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "engine/sampler.h"
+#include "kvcache/ledger.h"
+
+namespace lodestone {
+namespace {
+
+LeaseHolder HolderOf(StreamId id) { return {LeaseHolder::Kind::kRouterStream, id}; }
+
+LeaseEvent ErrorEvent(LeaseId lease, absl::Status error) {
+  return {.lease = lease, .finish = FinishReason::kError, .error = std::move(error)};
+}
+
+}  // namespace
+
+RequestTable::RequestTable(Engine* engine, Receiver* receiver, const Clock* clock)
+    : engine_(*engine), receiver_(*receiver), leases_(clock) {}
+
+absl::StatusOr<ReserveReply> RequestTable::Reserve(const ReserveRequest& request) {
+  if (request.prompt_tokens < 1 || request.max_new_tokens < 1) {
+    return absl::InvalidArgumentError(
+        "a reservation needs at least 1 prompt token and 1 new token, got " +
+        std::to_string(request.prompt_tokens) + " and " + std::to_string(request.max_new_tokens));
+  }
+  const int64_t total = request.prompt_tokens + request.max_new_tokens;
+  if (total > engine_.plan().max_context) {
+    return absl::InvalidArgumentError("prompt and answer may have " + std::to_string(total) +
+                                      " tokens, the context is " +
+                                      std::to_string(engine_.plan().max_context));
+  }
+  RETURN_IF_ERROR(FAILPOINT("decode_reserve"));
+  const LeaseId lease = RandomLeaseId();
+  Ledger& ledger = engine_.cache().ledger();
+  const int64_t free_before = ledger.Snapshot().free_bytes;
+  RETURN_IF_ERROR(ledger.Reserve(lease, ReservationFor(total)));
+  leases_.Add(lease);
+  requests_.emplace(lease, Request{.lease = lease,
+                                   .request_id = request.request_id,
+                                   .prompt_tokens = request.prompt_tokens,
+                                   .max_new_tokens = request.max_new_tokens,
+                                   .cache = nullptr,
+                                   .sequence = nullptr,
+                                   .stream = std::nullopt,
+                                   .unsent = {}});
+  const int64_t free_after = ledger.Snapshot().free_bytes;
+  return ReserveReply{lease, free_before - free_after, free_after};
+}
+
+int64_t RequestTable::Cancel(LeaseId lease) {
+  const int64_t free_before = engine_.cache().ledger().Snapshot().free_bytes;
+  End(lease, {.lease = lease, .finish = FinishReason::kCancelled}, "cancelled by the router");
+  return engine_.cache().ledger().Snapshot().free_bytes - free_before;
+}
+
+void RequestTable::OpenStream(StreamId id, std::shared_ptr<TokenStream> stream) {
+  streams_.emplace(id, Stream{std::move(stream), {}});
+}
+
+void RequestTable::NameOnStream(StreamId id, std::span<const LeaseId> named,
+                                std::span<const LeaseId> subscribe) {
+  if (!streams_.contains(id)) return;
+  leases_.Name(HolderOf(id), named);
+  leases_.Name(HolderOf(id), subscribe);
+  for (LeaseId lease : subscribe) Subscribe(id, lease);
+}
+
+void RequestTable::Subscribe(StreamId id, LeaseId lease) {
+  const auto request = requests_.find(lease);
+  if (request == requests_.end()) {
+    streams_.at(id).events.push_back(
+        ErrorEvent(lease, absl::NotFoundError("lease " + lease.ToString() + " is not live")));
+    return;
+  }
+  request->second.stream = id;
+  for (LeaseEvent& event : std::exchange(request->second.unsent, {})) {
+    streams_.at(id).events.push_back(std::move(event));
+  }
+}
+
+void RequestTable::CloseStream(StreamId id) {
+  streams_.erase(id);
+  for (LeaseId lease : leases_.TakeBroken(HolderOf(id))) {
+    End(lease, ErrorEvent(lease, absl::UnavailableError("the router's stream broke")),
+        "the router's stream broke");
+  }
+}
+
+absl::Status RequestTable::Step() {
+  last_step_tokens_ = 0;
+  if (running_.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(FAILPOINT("decode_step"));
+  std::vector<StepPart> parts;
+  for (LeaseId lease : running_) parts.push_back({requests_.at(lease).sequence.get(), 1});
+  ASSIGN_OR_RETURN(const std::vector<StepResult> results, engine_.Step(parts));
+  last_step_tokens_ = std::ssize(results);
+  // Results come in the order of parts; TakeResult may end a request and shrink running_.
+  for (const StepResult& result : results) TakeResult(result);
+  return absl::OkStatus();
+}
+
+void RequestTable::TakeResult(const StepResult& result) {
+  const LeaseId lease = result.sequence->cache().lease();
+  LeaseEvent event{.lease = lease, .finish = result.finish};
+  // A stop token says only that the answer is over.
+  if (result.finish != FinishReason::kStop) event.tokens.push_back(result.token);
+  if (result.finish == FinishReason::kNone) {
+    Emit(requests_.at(lease), std::move(event));
+  } else {
+    End(lease, std::move(event), "finished");
+  }
+}
+
+void RequestTable::EndExpired() {
+  for (LeaseId lease : leases_.TakeExpired()) {
+    End(lease, ErrorEvent(lease, absl::UnavailableError("the lease was not named for 5 s")),
+        "the lease expired");
+  }
+}
+
+void RequestTable::Emit(Request& request, LeaseEvent event) {
+  const auto stream = request.stream ? streams_.find(*request.stream) : streams_.end();
+  if (stream != streams_.end()) {
+    stream->second.events.push_back(std::move(event));
+  } else {
+    request.unsent.push_back(std::move(event));
+  }
+}
+
+void RequestTable::End(LeaseId lease, LeaseEvent terminal, std::string_view reason) {
+  const auto found = requests_.find(lease);
+  if (found == requests_.end()) return;
+  VLOG(1) << "request " << found->second.request_id << " ends: " << std::string(reason);
+  Emit(found->second, std::move(terminal));
+  leases_.Remove(lease);
+  std::erase(running_, lease);
+  receiver_.Release(lease, reason);
+  // The cache first: what a released lease still uses would count as orphaned.
+  requests_.erase(found);
+  const absl::Status released = engine_.cache().ledger().Release(lease);
+  CHECK(released.ok()) << released.ToString();
+}
+
+void RequestTable::SendEvents() {
+  for (auto& [id, stream] : streams_) {
+    if (!stream.events.empty()) stream.stream->Add(std::exchange(stream.events, {}));
+  }
+}
+
+void RequestTable::EndAll(const absl::Status& status) {
+  while (!requests_.empty()) {
+    const LeaseId lease = requests_.begin()->first;
+    End(lease, ErrorEvent(lease, status), std::string(status.message()));
+  }
+  SendEvents();
+  for (auto& [id, stream] : streams_) stream.stream->End(status);
+  streams_.clear();
+}
+
+absl::StatusOr<SequenceCache*> RequestTable::CacheFor(LeaseId lease, int64_t num_tokens) {
+  const auto found = requests_.find(lease);
+  if (found == requests_.end() || found->second.sequence != nullptr) {
+    return absl::NotFoundError("lease " + lease.ToString() + " takes no rows");
+  }
+  Request& request = found->second;
+  if (num_tokens < 0 || num_tokens > request.prompt_tokens) {
+    return absl::InvalidArgumentError("rows of " + std::to_string(num_tokens) +
+                                      " tokens arrive, " + std::to_string(request.prompt_tokens) +
+                                      " were reserved");
+  }
+  if (request.cache == nullptr) {
+    ASSIGN_OR_RETURN(request.cache, engine_.cache().MakeSequence(lease));
+  }
+  RETURN_IF_ERROR(request.cache->Reserve(num_tokens));
+  return request.cache.get();
+}
+
+absl::Status RequestTable::Adopt(Handoff handoff) {
+  const auto found = requests_.find(handoff.lease);
+  if (found == requests_.end()) return absl::NotFoundError("the lease is not live");
+  Request& request = found->second;
+  RETURN_IF_ERROR(FAILPOINT("decode_adopt"));
+  RETURN_IF_ERROR(
+      engine_.CheckRequest(handoff.tokens, handoff.num_generated, handoff.sampling));
+  const int64_t num_tokens = std::ssize(handoff.tokens);
+  const int64_t to_come = handoff.sampling.max_new_tokens - handoff.num_generated;
+  if (num_tokens != request.prompt_tokens || to_come > request.max_new_tokens ||
+      request.cache == nullptr) {
+    return absl::InvalidArgumentError(
+        std::to_string(num_tokens) + " tokens and " + std::to_string(to_come) +
+        " to come are handed over, " + std::to_string(request.prompt_tokens) + " and " +
+        std::to_string(request.max_new_tokens) + " were reserved");
+  }
+  const int32_t first = handoff.first_token.id;
+  if (first < 0 || first >= engine_.config().vocab_size ||
+      FinishAfter(first, handoff.num_generated + 1, handoff.sampling,
+                  engine_.config().eos_ids) != FinishReason::kNone) {
+    return absl::InvalidArgumentError("first token " + std::to_string(first) +
+                                      " leaves nothing to decode");
+  }
+  if (request.cache->length() < num_tokens) request.cache->SetLength(num_tokens);
+  request.sequence = std::make_unique<Sequence>(std::move(request.cache), std::move(handoff.tokens),
+                                                handoff.num_generated, handoff.sampling);
+  request.sequence->AppendGenerated(first);
+  running_.push_back(request.lease);
+  leases_.Adopted(request.lease);
+  return absl::OkStatus();
+}
+
+void RequestTable::Abandon(LeaseId lease, const absl::Status& why) {
+  End(lease, ErrorEvent(lease, why), std::string(why.message()));
+}
+
+void RequestTable::Named(std::span<const LeaseId> leases) {
+  // The receiver abandons the leases of a link that breaks, so all links count as one holder.
+  leases_.Name({LeaseHolder::Kind::kPrefillLink, 0}, leases);
+}
+
+int64_t RequestTable::num_reserved() const {
+  return std::ranges::count_if(requests_, [](const auto& entry) {
+    return entry.second.cache == nullptr && entry.second.sequence == nullptr;
+  });
+}
+
+int64_t RequestTable::num_receiving() const {
+  return std::ranges::count_if(requests_,
+                               [](const auto& entry) { return entry.second.cache != nullptr; });
+}
+
+}  // namespace lodestone

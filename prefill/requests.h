@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "base/ids.h"
+#include "base/sampling_params.h"
+#include "engine/sequence.h"
+
+namespace lodestone {
+
+// What the router asks for (RunRequest of proto/lodestone/v1/worker.proto).
+struct PrefillRequest {
+  std::string request_id;  // of the router, for logs
+  int32_t attempt = 0;
+  LeaseId lease;
+  InstanceId decode;
+  std::string decode_address;  // host:port
+  std::vector<int32_t> tokens;
+  int32_t num_generated = 0;  // of `tokens`, at its end
+  SamplingParams sampling;
+};
+
+struct PrefillReply {
+  GeneratedToken first_token;
+  FinishReason finish = FinishReason::kNone;
+  double queue_seconds = 0;
+  double prefill_seconds = 0;
+  int64_t handoff_bytes = 0;  // offered so far
+};
+
+// Called once, on the loop thread or, for a request that never got there, on the caller's.
+using PrefillDone = std::function<void(absl::StatusOr<PrefillReply>)>;
+
+// Names a request inside this worker, for cancelling it.
+using PrefillTicket = uint64_t;
+
+// A request on this worker. States: queued (no sequence) -> running (pending tokens) -> handing off
+// (replied, waiting for the outcome) -> gone.
+struct PrefillJob {
+  PrefillTicket ticket = 0;
+  PrefillRequest request;
+  PrefillDone done;  // empty once called
+  TimePoint arrived;
+  TimePoint started;
+  std::unique_ptr<Sequence> sequence;
+};
+
+}  // namespace lodestone

@@ -1,0 +1,252 @@
+#include "prefill/worker.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/failpoint.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+
+namespace lodestone {
+namespace {
+
+using std::chrono::milliseconds;
+
+// How long the loop sleeps when nothing wakes it: links report without waking it.
+constexpr milliseconds kPumpInterval{1};
+constexpr milliseconds kIdleInterval{20};
+
+double Seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
+}  // namespace
+
+PrefillWorker::PrefillWorker(const PrefillWorkerOptions& options)
+    : engine_(*options.engine),
+      sender_(*options.sender),
+      clock_(*options.clock),
+      board_(*options.board),
+      drain_timeout_(options.drain_timeout),
+      step_seconds_(options.metrics->Histogram(MetricId::kStepSeconds)),
+      step_tokens_(options.metrics->Histogram(MetricId::kStepTokens)),
+      prompt_tokens_(options.metrics->Counter(MetricId::kPromptTokens)),
+      generation_tokens_(options.metrics->Counter(MetricId::kGenerationTokens)),
+      scheduler_(options.limits) {}
+
+PrefillTicket PrefillWorker::Run(PrefillRequest request, PrefillDone done) {
+  auto job = std::make_unique<PrefillJob>();
+  const PrefillTicket ticket = ++last_ticket_;
+  job->ticket = ticket;
+  job->request = std::move(request);
+  job->done = std::move(done);
+  job->arrived = clock_.Now();
+  if (draining_) {
+    Done(*job, absl::UnavailableError("the prefill worker is draining"));
+    return ticket;
+  }
+  Command command = RunCommand{std::move(job)};
+  if (!commands_.TryPush(std::move(command))) {
+    Done(*std::get<RunCommand>(command).job,
+         commands_.closed()
+             ? absl::UnavailableError("the prefill worker is shutting down")
+             : absl::ResourceExhaustedError("the worker's command queue is full at " +
+                                            std::to_string(commands_.capacity())));
+  }
+  return ticket;
+}
+
+void PrefillWorker::Cancel(PrefillTicket ticket) {
+  // Waits for room: a cancel that is dropped would compute a whole prompt for nobody.
+  commands_.PushUntil(CancelCommand{ticket}, clock_.Now() + std::chrono::seconds(1));
+}
+
+void PrefillWorker::Done(PrefillJob& job, absl::StatusOr<PrefillReply> reply) {
+  if (job.done) std::exchange(job.done, nullptr)(std::move(reply));
+}
+
+absl::Status PrefillWorker::Loop(const std::function<bool()>& end_requested) {
+  std::optional<TimePoint> drain_deadline;
+  absl::Status status;
+  while (status.ok()) {
+    if (!drain_deadline && end_requested()) {
+      draining_ = true;
+      drain_deadline = clock_.Now() + drain_timeout_;
+    }
+    status = Turn();
+    if (drain_deadline && (idle() || clock_.Now() > *drain_deadline)) break;
+  }
+  if (!status.ok()) LOG(ERROR) << "the worker ends: " << status.ToString();
+  FailAll(status.ok() ? absl::UnavailableError("the prefill worker is shutting down") : status);
+  if (status.ok()) {
+    Publish(WorkerState::kDraining, "shutting down");
+  } else {
+    Publish(WorkerState::kUnhealthy, status.ToString());
+  }
+  return status;
+}
+
+absl::Status PrefillWorker::Turn() {
+  TakeCommands();
+  TakeOutcomes();
+  Admit();
+  RETURN_IF_ERROR(StepOnce());
+  TakeOutcomes();
+  Publish(draining_ ? WorkerState::kDraining : WorkerState::kReady, draining_ ? "draining" : "");
+  return absl::OkStatus();
+}
+
+void PrefillWorker::TakeCommands() {
+  if (scheduler_.num_running() == 0) {
+    HandleIfAny(commands_.PopUntil(clock_.Now() + (idle() ? kIdleInterval : kPumpInterval)));
+  }
+  while (HandleIfAny(commands_.TryPop())) {
+  }
+}
+
+bool PrefillWorker::HandleIfAny(std::optional<Command> command) {
+  if (!command) return false;
+  std::visit([this](auto& taken) { Handle(std::move(taken)); }, *command);
+  return true;
+}
+
+void PrefillWorker::Handle(RunCommand command) {
+  PrefillJob& job = *command.job;
+  absl::Status status = engine_.CheckRequest(job.request.tokens, job.request.num_generated,
+                                             job.request.sampling);
+  if (status.ok() && HasLease(job.request.lease)) {
+    status = absl::InvalidArgumentError("lease " + job.request.lease.ToString() +
+                                        " has a request on this worker already");
+  }
+  if (status.ok()) status = FAILPOINT("prefill_enqueue");
+  if (status.ok()) status = scheduler_.Enqueue(std::move(command.job));
+  if (!status.ok()) Done(*command.job, status);
+}
+
+void PrefillWorker::Handle(CancelCommand command) {
+  if (std::unique_ptr<PrefillJob> job = scheduler_.Remove(command.ticket)) {
+    EndJob(std::move(job), absl::CancelledError("the request was cancelled"));
+  }
+}
+
+void PrefillWorker::Admit() {
+  while (std::unique_ptr<PrefillJob> job = scheduler_.TakeNext()) {
+    if (!StartJob(std::move(job))) return;
+  }
+}
+
+// False if the job had to go back to the queue.
+bool PrefillWorker::StartJob(std::unique_ptr<PrefillJob> job) {
+  const PrefillRequest& request = job->request;
+  absl::StatusOr<std::unique_ptr<Sequence>> sequence = engine_.NewSequence(
+      request.tokens, request.num_generated, request.sampling, std::ssize(request.tokens));
+  const bool memory_comes_free = scheduler_.num_running() > 0 || !handing_off_.empty();
+  if (absl::IsResourceExhausted(sequence.status()) && memory_comes_free) {
+    scheduler_.PutBack(std::move(job));
+    return false;
+  }
+  if (!sequence.ok()) {
+    Done(*job, sequence.status());
+    return true;
+  }
+  job->sequence = *std::move(sequence);
+  job->started = clock_.Now();
+  sender_.Begin(request.lease, request.decode, request.decode_address, &job->sequence->cache());
+  scheduler_.Start(std::move(job));
+  return true;
+}
+
+absl::Status PrefillWorker::StepOnce() {
+  const std::vector<StepPart> parts = scheduler_.NextStep();
+  if (parts.empty()) return absl::OkStatus();
+  const TimePoint start = clock_.Now();
+  ASSIGN_OR_RETURN(std::vector<StepResult> results, engine_.Step(parts));
+  int64_t num_tokens = 0;
+  for (const StepPart& part : parts) {
+    num_tokens += part.num_tokens;
+    const PrefillJob& job = *scheduler_.FindRunning(part.sequence);
+    sender_.GrowTo(job.request.lease, part.sequence->cache().length());
+  }
+  step_seconds_.Observe(Seconds(clock_.Now() - start));
+  step_tokens_.Observe(static_cast<double>(num_tokens));
+  prompt_tokens_.Increment(static_cast<double>(num_tokens));
+  for (StepResult& result : results) Answer(std::move(result));
+  return FAILPOINT("prefill_after_step");
+}
+
+// The first token: to the router at once, then the rest of the cache to decode.
+void PrefillWorker::Answer(StepResult result) {
+  generation_tokens_.Increment();
+  std::unique_ptr<PrefillJob> job =
+      scheduler_.Remove(scheduler_.FindRunning(result.sequence)->ticket);
+  const PrefillRequest& request = job->request;
+  PrefillReply reply{.first_token = result.token,
+                     .finish = result.finish,
+                     .queue_seconds = Seconds(job->started - job->arrived),
+                     .prefill_seconds = Seconds(clock_.Now() - job->started),
+                     .handoff_bytes = sender_.BytesOffered(request.lease)};
+  Done(*job, std::move(reply));
+  if (result.finish != FinishReason::kNone) {
+    sender_.Forget(request.lease, "the request ended with its first token");
+    return;
+  }
+  sender_.Finish(request.lease, Handoff{.lease = request.lease,
+                                        .request_id = request.request_id,
+                                        .tokens = request.tokens,
+                                        .num_generated = request.num_generated,
+                                        .first_token = std::move(result.token),
+                                        .sampling = request.sampling});
+  handing_off_.emplace(request.lease, std::move(job));
+}
+
+void PrefillWorker::TakeOutcomes() {
+  for (const HandoffOutcome& outcome : sender_.Pump()) {
+    if (handing_off_.erase(outcome.lease) > 0) {
+      // Its router hears of a failure from decode, which owned the lease.
+      if (!outcome.status.ok()) LOG(WARNING) << "hand-off failed: " << outcome.status.ToString();
+      continue;
+    }
+    if (std::unique_ptr<PrefillJob> job = scheduler_.RemoveLease(outcome.lease)) {
+      LOG(WARNING) << "hand-off failed while computing: " << outcome.status.ToString();
+      Done(*job, outcome.status);
+    }
+  }
+}
+
+// The sender must let go of the pages before the sequence does.
+void PrefillWorker::EndJob(std::unique_ptr<PrefillJob> job, const absl::Status& status) {
+  if (job->sequence != nullptr) sender_.Forget(job->request.lease, std::string(status.message()));
+  Done(*job, status);
+}
+
+bool PrefillWorker::HasLease(LeaseId lease) const {
+  return handing_off_.contains(lease) || scheduler_.HasLease(lease);
+}
+
+bool PrefillWorker::idle() const {
+  return scheduler_.num_running() == 0 && scheduler_.num_queued() == 0 && handing_off_.empty();
+}
+
+// Commands that came before the end are answered too: nothing is left without an answer.
+void PrefillWorker::FailAll(const absl::Status& status) {
+  draining_ = true;
+  commands_.Close();
+  TakeCommands();
+  while (std::unique_ptr<PrefillJob> job = scheduler_.RemoveAny()) EndJob(std::move(job), status);
+  for (auto& [lease, job] : handing_off_) sender_.Forget(lease, std::string(status.message()));
+  handing_off_.clear();
+  sender_.Pump();
+}
+
+void PrefillWorker::Publish(WorkerState state, std::string reason) {
+  board_.Set({.state = state,
+              .reason = std::move(reason),
+              .queued_tokens = scheduler_.queued_tokens(),
+              .queued_requests = scheduler_.num_queued(),
+              .running_requests = scheduler_.num_running(),
+              .inflight_handoffs = std::ssize(handing_off_),
+              .linked_instances = sender_.LinkedInstances(),
+              .refused_links = {}});
+}
+
+}  // namespace lodestone

@@ -1,0 +1,32 @@
+#pragma once
+
+#include "base/ids.h"
+#include "kvcache/ledger.h"
+#include "kvcache/planner.h"
+#include "proto/lodestone/v1/admin.grpc.pb.h"
+#include "worker/status_board.h"
+#include "worker/worker_config.h"
+
+namespace lodestone {
+
+// AdminService of a worker, answered from snapshots without troubling its loop.
+class AdminService final : public v1::AdminService::CallbackService {
+ public:
+  // Nothing is owned; plan, ledger and board must outlive this.
+  AdminService(WorkerRole role, const InstanceId& instance, const MemoryPlan* plan,
+               const Ledger* ledger, const StatusBoard* board)
+      : role_(role), instance_(instance), plan_(*plan), ledger_(*ledger), board_(*board) {}
+
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
+                                      const v1::GetStatusRequest* request,
+                                      v1::GetStatusReply* reply) override;
+
+ private:
+  const WorkerRole role_;
+  const InstanceId instance_;
+  const MemoryPlan& plan_;
+  const Ledger& ledger_;
+  const StatusBoard& board_;
+};
+
+}  // namespace lodestone

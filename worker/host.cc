@@ -1,0 +1,97 @@
+#include "worker/host.h"
+
+#include <chrono>
+#include <filesystem>
+#include <utility>
+
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "worker/admin_service.h"
+#include "worker/grpc_server.h"
+#include "worker/load_progress.h"
+#include "worker/registration.h"
+#include "worker/registration_messages.h"
+#include "worker/worker_metrics.h"
+
+namespace lodestone {
+namespace {
+
+constexpr std::chrono::milliseconds kStopGrace{500};
+
+// The folder's own name: "models/needle-tiny/" is "needle-tiny".
+std::string ModelName(const std::string& folder) {
+  const std::filesystem::path path = std::filesystem::path(folder).lexically_normal();
+  return path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
+}
+
+bool IsAnyAddress(const std::string& host) { return host == "0.0.0.0" || host == "::"; }
+
+}  // namespace
+
+struct WorkerHost::Serving {
+  std::unique_ptr<AdminService> admin;
+  GrpcServer server;
+  std::vector<std::unique_ptr<Registration>> registrations;
+};
+
+WorkerHost::WorkerHost(WorkerRole role, const WorkerConfig& config)
+    : role_(role), config_(config), model_name_(ModelName(config.model)) {}
+
+WorkerHost::~WorkerHost() { Stop(); }
+
+absl::StatusOr<std::unique_ptr<WorkerHost>> WorkerHost::Create(WorkerRole role,
+                                                               const WorkerConfig& config,
+                                                               EngineOptions engine_options,
+                                                               int64_t metrics_port) {
+  if (IsAnyAddress(config.bind) && config.advertise.empty()) {
+    return absl::InvalidArgumentError("--bind " + config.bind +
+                                      " needs --advertise: others cannot reach that address");
+  }
+  std::unique_ptr<WorkerHost> host(new WorkerHost(role, config));
+  host->metrics_ = std::make_unique<Metrics>(
+      role == WorkerRole::kPrefill ? MetricRole::kRolePrefill : MetricRole::kRoleDecode);
+  ASSIGN_OR_RETURN(host->exposer_, MetricsExposer::Start(config.bind, static_cast<int>(metrics_port),
+                                                         *host->metrics_));
+  engine_options.progress = ShowLoadProgress(host->model_name_);
+  ASSIGN_OR_RETURN(host->engine_, Engine::Create(engine_options));
+  ExportWorkerMetrics(role, host->model_name_, host->engine_.get(), &host->board_,
+                      host->metrics_.get());
+  const MemoryPlan& plan = host->engine_->plan();
+  LOG(INFO) << "loaded " << host->model_name_ << " as instance " << host->instance_.ToString()
+            << ": " << plan.num_slots << " sequences at once, " << plan.AffineLaw()
+            << ", longest context " << plan.largest_context << " tokens";
+  return host;
+}
+
+absl::Status WorkerHost::Serve(int64_t grpc_port, std::vector<grpc::Service*> services) {
+  auto serving = std::make_unique<Serving>();
+  CachePool& cache = engine_->cache();
+  serving->admin =
+      std::make_unique<AdminService>(role_, instance_, &cache.plan(), &cache.ledger(), &board_);
+  services.push_back(serving->admin.get());
+  ASSIGN_OR_RETURN(serving->server, StartGrpcServer(config_.bind, grpc_port, services));
+  const std::string host = config_.advertise.empty() ? config_.bind : config_.advertise;
+  const v1::WorkerHello hello =
+      MakeHello(role_, instance_, host + ":" + std::to_string(serving->server.port), model_name_,
+                *engine_);
+  for (const std::string& router : config_.routers) {
+    serving->registrations.push_back(std::make_unique<Registration>(
+        router, hello,
+        [this, &cache] { return MakeLoad(board_.Get(), cache.ledger().Snapshot(), cache.plan()); },
+        &board_));
+  }
+  serving_ = std::move(serving);
+  return absl::OkStatus();
+}
+
+void WorkerHost::Stop() {
+  if (serving_ == nullptr) return;
+  serving_->server.SetServing(false);
+  serving_->registrations.clear();
+  serving_->server.Shutdown(kStopGrace);
+  serving_ = nullptr;
+}
+
+int WorkerHost::grpc_port() const { return serving_ == nullptr ? 0 : serving_->server.port; }
+
+}  // namespace lodestone

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/ids.h"
+#include "engine/engine.h"
+#include "monitoring/exposer.h"
+#include "monitoring/metrics.h"
+#include "worker/status_board.h"
+#include "worker/worker_config.h"
+
+namespace grpc {
+class Service;
+}
+
+namespace lodestone {
+
+// What a worker process consists of besides its loop: engine, status, metrics, and, once it serves,
+// the gRPC server and the registrations with routers. Made, served and stopped by one thread.
+class WorkerHost {
+ public:
+  // Loads the model, with progress on stderr, and serves metrics.
+  static absl::StatusOr<std::unique_ptr<WorkerHost>> Create(WorkerRole role,
+                                                            const WorkerConfig& config,
+                                                            EngineOptions engine_options,
+                                                            int64_t metrics_port);
+  ~WorkerHost();
+
+  // Serves `services` (not owned, until Stop), admin, health and reflection, and registers with every
+  // router. UNAVAILABLE, with the address, if the port cannot be bound.
+  absl::Status Serve(int64_t grpc_port, std::vector<grpc::Service*> services);
+  // Reports the last state to the routers and ends the server: calls that are still open end within
+  // half a second. Idempotent.
+  void Stop();
+
+  const InstanceId& instance() const { return instance_; }
+  Engine& engine() { return *engine_; }
+  StatusBoard& board() { return board_; }
+  Metrics& metrics() { return *metrics_; }
+  const WorkerConfig& config() const { return config_; }
+  int grpc_port() const;
+  int metrics_port() const { return exposer_->port(); }
+
+ private:
+  struct Serving;
+  WorkerHost(WorkerRole role, const WorkerConfig& config);
+
+  const WorkerRole role_;
+  const WorkerConfig config_;
+  const InstanceId instance_ = InstanceId::Random();
+  std::string model_name_;
+  StatusBoard board_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Metrics> metrics_;  // reads board and engine
+  std::unique_ptr<MetricsExposer> exposer_;
+  std::unique_ptr<Serving> serving_;
+};
+
+}  // namespace lodestone

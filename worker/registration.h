@@ -1,0 +1,62 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "proto/lodestone/v1/worker.grpc.pb.h"
+#include "worker/status_board.h"
+
+namespace lodestone {
+
+struct RegistrationTimes {
+  std::chrono::milliseconds report{500};         // at least this often; state changes go at once
+  std::chrono::milliseconds backoff_first{200};  // after a stream broke; doubles
+  std::chrono::milliseconds backoff_most{2'000};
+  std::chrono::milliseconds refused{5'000};  // after the router said no
+  std::chrono::milliseconds goodbye{500};    // for the last report to leave
+};
+
+// Keeps this worker registered with one router for as long as it lives: a stream with a hello and
+// then the load, opened again whenever it breaks. Has a thread of its own.
+class Registration {
+ public:
+  using LoadSource = std::function<v1::WorkerLoad()>;  // called on the own thread
+
+  // `router` is host:port; `board` is not owned and wakes the thread when the state changes.
+  Registration(std::string router, v1::WorkerHello hello, LoadSource load, const StatusBoard* board,
+               const RegistrationTimes& times = {});
+  // Reports the last state, which should not be ready any more, and ends the stream.
+  ~Registration();
+
+  bool registered() const { return registered_; }
+
+ private:
+  class Session;
+  void Run();
+  void RunSession();
+  void Report(Session& session, bool first);
+  // False if the end was requested meanwhile.
+  bool WaitUnlessStopped(std::chrono::milliseconds time) const;
+  void LogOnce(const std::string& text);
+
+  const std::string router_;
+  const v1::WorkerHello hello_;
+  const LoadSource load_;
+  const StatusBoard& board_;
+  const RegistrationTimes times_;
+  const std::unique_ptr<v1::WorkerRegistry::Stub> stub_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> registered_{false};
+
+  // Own thread only.
+  WorkerState reported_state_ = WorkerState::kLoading;
+  std::chrono::milliseconds backoff_;
+  std::string last_logged_;
+  std::thread thread_;  // last: uses all of the above
+};
+
+}  // namespace lodestone

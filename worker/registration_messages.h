@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+
+#include "base/ids.h"
+#include "engine/engine.h"
+#include "proto/lodestone/v1/worker.pb.h"
+#include "worker/status_board.h"
+#include "worker/worker_config.h"
+
+namespace lodestone {
+
+v1::WorkerRole ToProto(WorkerRole role);
+
+// What never changes while the process lives. `address` is host:port as others reach it.
+v1::WorkerHello MakeHello(WorkerRole role, const InstanceId& instance, const std::string& address,
+                          const std::string& model_name, const Engine& engine);
+
+// The newest status, with the memory of this moment. `plan` says what a free page is worth.
+v1::WorkerLoad MakeLoad(const WorkerStatus& status, const MemorySnapshot& memory,
+                        const MemoryPlan& plan);
+
+}  // namespace lodestone
