@@ -228,8 +228,10 @@ float FmaLoop(int64_t iterations) {
   F32x16 acc[kChains];
   const F32x16 a = Broadcast(0.999f);
   const F32x16 b = Broadcast(0.001f);
+  alignas(64) float start[kLanes];  // all different: equal halves would be computed once
+  for (int i = 0; i < kLanes; ++i) start[i] = static_cast<float>(iterations % 100 * i);
 #pragma GCC unroll 16
-  for (int i = 0; i < kChains; ++i) acc[i] = Broadcast(static_cast<float>(i));
+  for (int i = 0; i < kChains; ++i) acc[i] = Add(Load(start), Broadcast(static_cast<float>(i)));
   for (int64_t n = 0; n < iterations * 16 / kChains; ++n) {
 #pragma GCC unroll 16
     for (int i = 0; i < kChains; ++i) acc[i] = Fma(acc[i], a, b);
