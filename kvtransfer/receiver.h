@@ -58,9 +58,9 @@ class Receiver {
 
 // Pointers are not owned and must outlive the receiver; `metrics` may be null.
 struct ReceiverOptions {
-  InstanceId instance;
-  LayoutDescriptor layout;
-  CacheShape shape;
+  InstanceId instance = {};
+  LayoutDescriptor layout = {};
+  CacheShape shape = {};
   const Ops* ops = nullptr;
   Stream* stream = nullptr;
   Clock* clock = nullptr;
@@ -69,7 +69,7 @@ struct ReceiverOptions {
   Metrics* metrics = nullptr;
   int num_slots = 4;  // receive slots of the worker; one link is granted at most half of them
   int64_t slot_bytes = int64_t{4} << 20;
-  LinkTimes times;
+  LinkTimes times = {};
   int64_t staging_bytes() const { return num_slots * slot_bytes; }  // for the ledger
 };
 

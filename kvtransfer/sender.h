@@ -63,8 +63,8 @@ class Sender {
 
 // Pointers are not owned and must outlive the sender; `metrics` may be null.
 struct SenderOptions {
-  InstanceId instance;
-  LayoutDescriptor layout;
+  InstanceId instance = {};
+  LayoutDescriptor layout = {};
   const Ops* ops = nullptr;
   Stream* stream = nullptr;
   Clock* clock = nullptr;
@@ -73,7 +73,7 @@ struct SenderOptions {
   Metrics* metrics = nullptr;
   int num_slots = 4;  // staging of the worker; one link may hold at most half of it
   int64_t slot_bytes = int64_t{4} << 20;
-  LinkTimes times;
+  LinkTimes times = {};
   int64_t staging_bytes() const { return num_slots * slot_bytes; }  // for the ledger
 };
 
