@@ -1,0 +1,103 @@
+#include "router/admission.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+namespace lodestone {
+
+Admission::Admission(asio::io_context& loop, AdmissionLimits limits)
+    : limits_(limits), changed_(loop), last_end_(RealClock()->Now()) {}
+
+ApiOr<Admission::Ticket> Admission::Enter() {
+  if (num_queued() >= limits_.max_queued) {
+    ApiError error;
+    error.http_status = 429;
+    error.type = "rate_limit_error";
+    error.code = "queue_full";
+    error.message = absl::StrCat(num_queued(), " requests are waiting, limit is ",
+                                 limits_.max_queued);
+    error.retry_after = DrainEstimate();
+    return error;
+  }
+  const auto place = line_.insert(line_.end(), 0);
+  return Ticket(this, place, RealClock()->Now() + limits_.queue_timeout);
+}
+
+std::chrono::milliseconds Admission::DrainEstimate() const {
+  const double seconds = seconds_between_ends_ * static_cast<double>(num_queued() + 1);
+  return std::chrono::milliseconds(static_cast<int64_t>(std::clamp(seconds, 1.0, 120.0) * 1000));
+}
+
+ApiError Admission::QueueTimedOut() const {
+  ApiError error;
+  error.http_status = 429;
+  error.type = "rate_limit_error";
+  error.code = "queue_timeout";
+  error.message = absl::StrCat("waited ", limits_.queue_timeout.count(),
+                               " ms for memory or a free place, limit reached");
+  error.retry_after = DrainEstimate();
+  return error;
+}
+
+void Admission::Left() {
+  const TimePoint now = RealClock()->Now();
+  const double seconds = std::chrono::duration<double>(now - last_end_).count();
+  seconds_between_ends_ += 0.1 * (std::min(seconds, 60.0) - seconds_between_ends_);
+  last_end_ = now;
+  --num_running_;
+}
+
+Admission::Ticket::Ticket(Ticket&& other) noexcept
+    : admission_(std::exchange(other.admission_, nullptr)),
+      place_(other.place_),
+      queue_deadline_(other.queue_deadline_),
+      state_(other.state_) {}
+
+Admission::Ticket::~Ticket() {
+  if (admission_ == nullptr) return;
+  if (state_ == State::kQueued) {
+    admission_->line_.erase(place_);
+  } else {
+    admission_->Left();
+  }
+  admission_->NotifyChange();
+}
+
+Task<std::optional<ApiError>> Admission::Ticket::AwaitTurn(TimePoint deadline,
+                                                           CancelSource& cancel) {
+  const CancelSource::Registration registration =
+      cancel.OnCancel([this](const absl::Status&) { admission_->NotifyChange(); });
+  const TimePoint limit = std::min(deadline, queue_deadline_);
+  while (true) {
+    if (cancel.cancelled()) co_return FromStatus(cancel.reason(), "queue");
+    const bool is_first = place_ == admission_->line_.begin();
+    if (is_first && admission_->num_running_ < admission_->limits_.max_running) {
+      co_return std::nullopt;
+    }
+    const bool woken = co_await admission_->changed_.WaitUntil(limit);
+    if (!woken) co_return admission_->QueueTimedOut();
+  }
+}
+
+Task<void> Admission::Ticket::AwaitChange(TimePoint deadline) {
+  co_await admission_->changed_.WaitUntil(std::min(deadline, queue_deadline_));
+}
+
+void Admission::Ticket::Run() {
+  admission_->line_.erase(place_);
+  state_ = State::kRunning;
+  ++admission_->num_running_;
+  admission_->NotifyChange();
+}
+
+void Admission::Ticket::Return() {
+  if (state_ == State::kQueued) return;
+  --admission_->num_running_;
+  place_ = admission_->line_.insert(admission_->line_.begin(), 0);
+  state_ = State::kQueued;
+  queue_deadline_ = RealClock()->Now() + admission_->limits_.queue_timeout;
+}
+
+}  // namespace lodestone

@@ -1,0 +1,344 @@
+#include "router/request_flow.h"
+
+#include <algorithm>
+#include <memory>
+
+#include <absl/strings/str_cat.h>
+
+#include "base/logging.h"
+#include "base/status_macros.h"
+#include "router/worker_client.h"
+
+namespace lodestone {
+namespace {
+
+constexpr int kFailuresToOpenBreaker = 3;
+constexpr std::chrono::seconds kBreakerTime{5};
+constexpr std::chrono::milliseconds kBusyPrefillPause{100};
+
+double SecondsSince(TimePoint start) {
+  return std::chrono::duration<double>(RealClock()->Now() - start).count();
+}
+
+// A fault of the worker or of the way to it, not an answer to this request.
+bool IsWorkerFault(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kDeadlineExceeded:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Would the same request, run again, fail the same way?
+bool IsFinal(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kInternal:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+// One request on its way through its attempts.
+struct RequestFlow::Life {
+  const Request& request;
+  TokenSink& sink;
+  CancelSource& client;
+
+  // The attempt.
+  int attempt = 1;
+  Placement place{};
+  LeaseId lease{};
+  int64_t reserved_bytes = 0;
+  std::string phase = "queue";
+
+  // Over all attempts.
+  std::vector<TokenId> delivered{};
+  Outcome outcome{};
+  bool ended = false;
+  int attempts_without_progress = 0;
+  std::set<std::string> avoid{};
+  TimePoint replay_deadline = TimePoint::max();  // while a worker to take over is awaited
+  TimePoint first_token_at{};
+
+  bool is_replay() const { return attempt > 1; }
+  int64_t tokens_to_prefill() const {
+    return static_cast<int64_t>(request.prompt.size() + delivered.size());
+  }
+  int64_t tokens_to_come() const {
+    return request.sampling.max_new_tokens - static_cast<int64_t>(delivered.size());
+  }
+  void End(FinishReason reason) {
+    ended = true;
+    outcome.finish_reason = reason;
+  }
+};
+
+RequestFlow::RequestFlow(asio::io_context& loop, FlowSettings settings, WorkerRegistry* registry,
+                         Admission* admission, RouterMetrics* metrics)
+    : loop_(loop),
+      settings_(settings),
+      registry_(registry),
+      admission_(admission),
+      metrics_(metrics),
+      replay_budget_(settings.replay_budget) {}
+
+Task<ApiOr<Outcome>> RequestFlow::Run(const Request& request, TokenSink& sink,
+                                      CancelSource& client) {
+  Life life{.request = request, .sink = sink, .client = client};
+  ApiOr<Outcome> result = co_await RunAttempts(life);
+  if (result.ok()) {
+    replay_budget_ = std::min(settings_.replay_budget,
+                              replay_budget_ + settings_.replay_budget_per_request);
+  }
+  co_return result;
+}
+
+Task<ApiOr<Outcome>> RequestFlow::RunAttempts(Life& life) {
+  ApiOr<Admission::Ticket> entered = admission_->Enter();
+  if (!entered.ok()) co_return entered.error();
+  Admission::Ticket ticket = std::move(entered).value();
+  while (true) {
+    const TimePoint queued_at = RealClock()->Now();
+    life.phase = "queue";
+    std::optional<ApiError> refusal = co_await PlaceAndReserve(life, ticket);
+    life.outcome.timings.queue_seconds += SecondsSince(queued_at);
+    if (refusal.has_value()) co_return *std::move(refusal);
+    const absl::Status status = co_await RunAttempt(life);
+    if (status.ok()) break;
+    if (!MayReplay(life, status)) co_return FromStatus(status, life.phase);
+    ticket.Return();
+  }
+  life.outcome.usage.prompt_tokens = static_cast<int64_t>(life.request.prompt.size());
+  life.outcome.usage.completion_tokens = static_cast<int64_t>(life.delivered.size());
+  life.outcome.attempts = life.attempt;
+  co_return life.outcome;
+}
+
+// On return without an error, life.place and life.lease are those of the attempt.
+Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life, Admission::Ticket& ticket) {
+  const CancelSource::Registration registration =
+      life.client.OnCancel([this](const absl::Status&) { admission_->NotifyChange(); });
+  while (true) {
+    std::optional<ApiError> refusal = co_await ticket.AwaitTurn(life.request.deadline, life.client);
+    if (refusal.has_value()) co_return refusal;
+    const PlacementNeeds needs{
+        .prompt_tokens = life.tokens_to_prefill(),
+        .total_tokens = life.tokens_to_prefill() + life.tokens_to_come(),
+        .avoid = life.avoid,
+        .pinned_prefill = life.request.pinned_prefill,
+        .pinned_decode = life.request.pinned_decode};
+    PlacementOr chosen = Place(needs, registry_->workers(), RealClock()->Now());
+    if (const NoPlacement* none = std::get_if<NoPlacement>(&chosen)) {
+      const ApiOr<TimePoint> deadline = WaitForPlace(life, ticket, *none);
+      if (!deadline.ok()) co_return deadline.error();
+      co_await ticket.AwaitChange(deadline.value());
+      continue;
+    }
+    life.place = std::get<Placement>(std::move(chosen));
+    Worker& decode = *life.place.decode;
+    const ReserveArgs args{.request_id = life.request.id.ToString(),
+                           .attempt = life.attempt,
+                           .prompt_tokens = life.tokens_to_prefill(),
+                           .max_new_tokens = life.tokens_to_come(),
+                           .prefill_instance_id = life.place.prefill->hello.instance_id};
+    const TimePoint deadline = RealClock()->Now() + settings_.reserve_timeout;
+    const absl::StatusOr<Reservation> reserved =
+        co_await decode.decode->Reserve(args, deadline, decode.gone);
+    if (reserved.ok()) {
+      decode.load.free_bytes = reserved->free_bytes;
+      decode.load.free_sequences = std::max(0, decode.load.free_sequences - 1);
+      life.lease = reserved->lease;
+      life.reserved_bytes = reserved->reserved_bytes;
+      life.replay_deadline = TimePoint::max();
+      ticket.Run();
+      co_return std::nullopt;
+    }
+    if (reserved.status().code() == absl::StatusCode::kResourceExhausted) {
+      decode.load.free_bytes = 0;  // until its next report
+      continue;
+    }
+    NoteFailure(decode, reserved.status());
+    life.phase = "reserve";
+    if (!MayReplay(life, reserved.status())) co_return FromStatus(reserved.status(), life.phase);
+  }
+}
+
+// Nobody can take the request now: until when to wait for a change, or the error.
+ApiOr<TimePoint> RequestFlow::WaitForPlace(const Life& life, const Admission::Ticket& ticket,
+                                           const NoPlacement& none) const {
+  const TimePoint now = RealClock()->Now();
+  switch (none.kind) {
+    case NoPlacement::Kind::kTooLarge:
+      return none.error;
+    case NoPlacement::Kind::kNoWorkers:
+      if (!life.is_replay() || now >= life.replay_deadline) return none.error;
+      return std::min(life.replay_deadline, life.request.deadline);
+    case NoPlacement::Kind::kNoCapacity:
+      break;
+  }
+  if (now < std::min(ticket.queue_deadline(), life.request.deadline)) return life.request.deadline;
+  ApiError error = none.error;
+  error.retry_after = admission_->DrainEstimate();
+  return error;
+}
+
+Task<absl::Status> RequestFlow::RunAttempt(Life& life) {
+  const auto [prefill, decode] = life.place;
+  metrics_->Placed(*prefill, *decode, LinkIsUp(*prefill, *decode));
+  life.outcome.prefill_worker = prefill->hello.instance_id;
+  life.outcome.decode_worker = decode->hello.instance_id;
+  // Open from here on: naming the lease keeps it alive. Its destructor releases a lease that is
+  // still live, so a failed prefill cannot leak decode memory.
+  std::unique_ptr<TokenStream> tokens = decode->decode->Subscribe(life.lease);
+  life.phase = "prefill";
+  absl::Status status = co_await Prefill(life, *tokens);
+  if (status.ok() && !life.ended) {
+    life.phase = "decode";
+    status = co_await CopyTokens(life, *tokens);
+  }
+  tokens = nullptr;
+  // A guess until the worker's next report; if it is wrong, the next reservation is refused.
+  decode->load.free_bytes += life.reserved_bytes;
+  ++decode->load.free_sequences;
+  co_return status;
+}
+
+// Runs the prompt and delivers the first token.
+Task<absl::Status> RequestFlow::Prefill(Life& life, TokenStream& tokens) {
+  const std::shared_ptr<Worker> prefill = life.place.prefill;
+  const std::shared_ptr<Worker> decode = life.place.decode;
+  RunArgs args{.request_id = life.request.id.ToString(),
+               .attempt = life.attempt,
+               .lease = life.lease,
+               .decode_instance_id = decode->hello.instance_id,
+               .decode_address = decode->hello.address,
+               .tokens = life.request.prompt,
+               .num_generated = static_cast<int64_t>(life.delivered.size()),
+               .sampling = life.request.sampling};
+  args.tokens.insert(args.tokens.end(), life.delivered.begin(), life.delivered.end());
+
+  CancelSource stop;  // whichever comes first: client gone, lease lost, worker gone
+  const auto forward = [&stop](const absl::Status& reason) { stop.Cancel(reason); };
+  const CancelSource::Registration on_client = life.client.OnCancel(forward);
+  const CancelSource::Registration on_lease = tokens.failure().OnCancel(forward);
+  const CancelSource::Registration on_gone = prefill->gone.OnCancel(forward);
+  const TimePoint started_at = RealClock()->Now();
+  const int64_t num_tokens = life.tokens_to_prefill();
+  prefill->inflight_tokens += num_tokens;
+  absl::StatusOr<RunResult> run = co_await prefill->prefill->Run(args, life.request.deadline, stop);
+  prefill->inflight_tokens -= num_tokens;
+  if (!run.ok()) {
+    if (!stop.cancelled()) NoteFailure(*prefill, run.status());
+    if (run.status().code() == absl::StatusCode::kResourceExhausted) {
+      co_await SleepUntil(loop_, RealClock()->Now() + kBusyPrefillPause);
+    }
+    co_return run.status();
+  }
+  prefill->consecutive_failures = 0;
+  RequestTimings& timings = life.outcome.timings;
+  timings.prefill_seconds += SecondsSince(started_at);
+  timings.handoff_bytes += run->handoff_bytes;
+  life.outcome.usage.cached_tokens = run->cached_tokens;
+  life.first_token_at = RealClock()->Now();
+  if (run->finish_reason == FinishReason::kStop) {  // the stop token itself is not delivered
+    life.End(FinishReason::kStop);
+    co_return absl::OkStatus();
+  }
+  std::vector<GeneratedToken> first(1, std::move(run->first_token));
+  CO_RETURN_IF_ERROR(co_await Deliver(life, std::move(first)));
+  if (!life.ended && run->finish_reason != FinishReason::kNone) life.End(run->finish_reason);
+  co_return absl::OkStatus();
+}
+
+// The second and later tokens, as the decode worker makes them.
+Task<absl::Status> RequestFlow::CopyTokens(Life& life, TokenStream& tokens) {
+  const TimePoint started_at = RealClock()->Now();
+  bool is_first = true;
+  while (!life.ended) {
+    const TimePoint stalled_at = RealClock()->Now() + settings_.stall_timeout;
+    const TimePoint deadline = std::min(stalled_at, life.request.deadline);
+    absl::StatusOr<TokenStream::Batch> batch = co_await tokens.Next(deadline, life.client);
+    if (!batch.ok()) {
+      if (!life.client.cancelled()) NoteFailure(*life.place.decode, batch.status());
+      co_return batch.status();
+    }
+    if (std::exchange(is_first, false)) {
+      life.outcome.timings.handoff_seconds += SecondsSince(life.first_token_at);
+      life.place.decode->consecutive_failures = 0;
+    }
+    const FinishReason finish_reason = batch->finish_reason;
+    CO_RETURN_IF_ERROR(co_await Deliver(life, std::move(batch->tokens)));
+    if (!life.ended && finish_reason != FinishReason::kNone) life.End(finish_reason);
+  }
+  life.outcome.timings.decode_seconds += SecondsSince(started_at);
+  co_return absl::OkStatus();
+}
+
+// Hands new tokens on. A token seen before is dropped; a gap is a bug of the worker.
+Task<absl::Status> RequestFlow::Deliver(Life& life, std::vector<GeneratedToken> tokens) {
+  const int64_t expected = static_cast<int64_t>(life.delivered.size());
+  std::erase_if(tokens, [&](const GeneratedToken& token) { return token.index < expected; });
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const int64_t wanted = expected + static_cast<int64_t>(i);
+    if (tokens[i].index == wanted) continue;
+    co_return absl::InternalError(
+        absl::StrCat("token ", tokens[i].index, " arrived, expected token ", wanted));
+  }
+  if (tokens.empty()) co_return absl::OkStatus();
+  life.attempts_without_progress = 0;
+  for (const GeneratedToken& token : tokens) life.delivered.push_back(token.id);
+  CO_ASSIGN_OR_RETURN(const TokenSink::Verdict verdict, co_await life.sink.Write(tokens));
+  if (verdict == TokenSink::Verdict::kStop) {
+    life.End(FinishReason::kStop);
+  } else if (life.tokens_to_come() <= 0) {
+    life.End(FinishReason::kLength);
+  }
+  co_return absl::OkStatus();
+}
+
+// Decides whether to run the request again, and prepares for it.
+bool RequestFlow::MayReplay(Life& life, const absl::Status& status) {
+  const TimePoint now = RealClock()->Now();
+  if (life.client.cancelled() || now >= life.request.deadline) return false;
+  const bool worker_left = life.place.prefill->gone.cancelled() || life.place.decode->gone.cancelled();
+  const bool refused = status.code() == absl::StatusCode::kInvalidArgument;
+  if (refused || (IsFinal(status) && !worker_left)) return false;
+  const bool busy = status.code() == absl::StatusCode::kResourceExhausted;
+  if (!busy && ++life.attempts_without_progress >= settings_.max_attempts_without_progress) {
+    return false;
+  }
+  if (!busy && replay_budget_ < 1) return false;
+  if (!busy) replay_budget_ -= 1;
+  life.avoid = {life.place.prefill->hello.instance_id, life.place.decode->hello.instance_id};
+  life.replay_deadline = now + settings_.replay_wait;
+  ++life.attempt;
+  metrics_->Replayed(busy ? "busy" : life.phase);
+  LOG(INFO) << Field("request_id", life.request.id) << "attempt " << life.attempt - 1
+            << " ended in " << life.phase << ": " << status.ToString() << "; running it again after "
+            << life.delivered.size() << " tokens";
+  return true;
+}
+
+void RequestFlow::NoteFailure(Worker& worker, const absl::Status& status) {
+  if (!IsWorkerFault(status)) return;
+  if (++worker.consecutive_failures < kFailuresToOpenBreaker) return;
+  worker.consecutive_failures = 0;
+  worker.breaker_open_until = RealClock()->Now() + kBreakerTime;
+  LOG(WARNING) << Field("worker", worker.hello.instance_id) << Name(worker.hello.role)
+               << " worker failed " << kFailuresToOpenBreaker << " times in a row, last: "
+               << status.ToString() << "; avoided for " << kBreakerTime.count() << " s";
+}
+
+}  // namespace lodestone

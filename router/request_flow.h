@@ -1,0 +1,70 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include <absl/status/statusor.h>
+
+#include "router/admission.h"
+#include "router/metrics.h"
+#include "router/policy.h"
+#include "router/request.h"
+#include "router/worker_registry.h"
+
+namespace lodestone {
+
+class TokenStream;
+
+// Where the tokens of a request go: the answer to a client. Loop only.
+class TokenSink {
+ public:
+  enum class Verdict { kContinue, kStop };  // kStop: a stop string ended the text
+  virtual ~TokenSink() = default;
+  // Tokens in order, each once. An error ends the request with that status.
+  virtual Task<absl::StatusOr<Verdict>> Write(std::span<const GeneratedToken> tokens) = 0;
+};
+
+struct FlowSettings {
+  int max_attempts_without_progress = 4;
+  std::chrono::milliseconds replay_wait{10'000};    // for a worker to take over
+  std::chrono::milliseconds stall_timeout{60'000};  // without a token
+  std::chrono::milliseconds reserve_timeout{2'000};
+  double replay_budget = 512;           // replays that may happen at once...
+  double replay_budget_per_request = 0.1;  // ...and what each request that ends well adds to it
+};
+
+// The life of a request: place, reserve, prefill, stream; again on other workers when one dies.
+// Loop only.
+class RequestFlow {
+ public:
+  RequestFlow(asio::io_context& loop, FlowSettings settings, WorkerRegistry* registry,
+              Admission* admission, RouterMetrics* metrics);
+
+  // Every token to `sink`, then how it ended; or one error. Ends soon after `client` is cancelled,
+  // having given everything back. `request`, `sink` and `client` must outlive the task.
+  Task<ApiOr<Outcome>> Run(const Request& request, TokenSink& sink, CancelSource& client);
+
+ private:
+  struct Life;
+  Task<ApiOr<Outcome>> RunAttempts(Life& life);
+  Task<std::optional<ApiError>> PlaceAndReserve(Life& life, Admission::Ticket& ticket);
+  ApiOr<TimePoint> WaitForPlace(const Life& life, const Admission::Ticket& ticket,
+                                const NoPlacement& none) const;
+  Task<absl::Status> RunAttempt(Life& life);
+  Task<absl::Status> Prefill(Life& life, TokenStream& tokens);
+  Task<absl::Status> CopyTokens(Life& life, TokenStream& tokens);
+  Task<absl::Status> Deliver(Life& life, std::vector<GeneratedToken> tokens);
+  bool MayReplay(Life& life, const absl::Status& status);
+  void NoteFailure(Worker& worker, const absl::Status& status);
+
+  asio::io_context& loop_;
+  const FlowSettings settings_;
+  WorkerRegistry* const registry_;
+  Admission* const admission_;
+  RouterMetrics* const metrics_;
+  double replay_budget_;
+};
+
+}  // namespace lodestone

@@ -1,0 +1,455 @@
+#include "router/worker_client.h"
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <boost/asio/executor_work_guard.hpp>
+#include <grpcpp/grpcpp.h>
+
+#include "proto/lodestone/v1/worker.grpc.pb.h"
+
+namespace lodestone {
+namespace {
+
+constexpr std::chrono::seconds kNamingPeriod{1};
+constexpr std::chrono::seconds kCancelDeadline{5};
+constexpr int kMaxMessageBytes = 64 << 20;
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  args.SetMaxSendMessageSize(kMaxMessageBytes);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // the flow decides what runs again
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // A worker that restarts at its old address gets a connection of its own.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+}
+
+std::chrono::system_clock::time_point ToWallTime(TimePoint deadline) {
+  return std::chrono::system_clock::now() +
+         std::chrono::duration_cast<std::chrono::system_clock::duration>(deadline -
+                                                                         RealClock()->Now());
+}
+
+absl::Status FromGrpc(const grpc::Status& status, const std::string& address) {
+  if (status.ok()) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                      absl::StrCat(status.error_message(), " (worker at ", address, ")"));
+}
+
+FinishReason FromProto(v1::FinishReason reason) {
+  switch (reason) {
+    case v1::FINISH_REASON_STOP:
+      return FinishReason::kStop;
+    case v1::FINISH_REASON_LENGTH:
+      return FinishReason::kLength;
+    case v1::FINISH_REASON_CANCELLED:
+      return FinishReason::kCancelled;
+    case v1::FINISH_REASON_ERROR:
+      return FinishReason::kError;
+    default:
+      return FinishReason::kNone;
+  }
+}
+
+GeneratedToken FromProto(const v1::Token& proto) {
+  GeneratedToken token{.id = proto.id(), .index = proto.index(), .logprob = proto.logprob(),
+                       .top_logprobs = {}};
+  token.top_logprobs.reserve(static_cast<size_t>(proto.top_logprobs_size()));
+  for (const v1::TokenLogprob& top : proto.top_logprobs()) {
+    token.top_logprobs.push_back({.token = top.token(), .logprob = top.logprob()});
+  }
+  return token;
+}
+
+void ToProto(const SamplingParams& sampling, v1::SamplingParams* proto) {
+  proto->set_temperature(sampling.temperature);
+  proto->set_top_p(sampling.top_p);
+  proto->set_top_k(sampling.top_k);
+  proto->set_min_p(sampling.min_p);
+  proto->set_seed(sampling.seed);
+  proto->mutable_stop_token_ids()->Assign(sampling.stop_token_ids.begin(),
+                                          sampling.stop_token_ids.end());
+  proto->set_ignore_eos(sampling.ignore_eos);
+  proto->set_max_new_tokens(sampling.max_new_tokens);
+  proto->set_min_new_tokens(sampling.min_new_tokens);
+  proto->set_logprobs(sampling.logprobs);
+  proto->set_top_logprobs(sampling.top_logprobs);
+  proto->set_repetition_penalty(sampling.repetition_penalty);
+  proto->set_presence_penalty(sampling.presence_penalty);
+  proto->set_frequency_penalty(sampling.frequency_penalty);
+  for (const auto& [token, bias] : sampling.logit_bias) (*proto->mutable_logit_bias())[token] = bias;
+}
+
+v1::RunRequest ToProto(const RunArgs& args) {
+  v1::RunRequest proto;
+  proto.set_request_id(args.request_id);
+  proto.set_attempt(args.attempt);
+  proto.set_lease_id(args.lease.value());
+  proto.set_decode_instance_id(args.decode_instance_id);
+  proto.set_decode_address(args.decode_address);
+  proto.mutable_tokens()->Assign(args.tokens.begin(), args.tokens.end());
+  proto.set_num_generated(static_cast<int32_t>(args.num_generated));
+  ToProto(args.sampling, proto.mutable_sampling());
+  return proto;
+}
+
+// The loop stays alive while a callback of gRPC may still post into it.
+using WorkGuard = asio::executor_work_guard<asio::io_context::executor_type>;
+
+// One unary call in flight. The context must stay until gRPC has called back.
+template <typename Ask, typename Answer>
+struct UnaryCall {
+  explicit UnaryCall(asio::io_context& loop) : ended(loop), guard(asio::make_work_guard(loop)) {}
+  grpc::ClientContext context;
+  Ask ask;
+  Answer answer;
+  grpc::Status status;
+  bool done = false;
+  Event ended;
+  WorkGuard guard;
+};
+
+// `start(context, ask, answer, callback)` begins the call. The returned status names `address`.
+template <typename Answer, typename Ask, typename Start>
+Task<absl::StatusOr<Answer>> CallUnary(asio::io_context& loop, const std::string& address, Ask ask,
+                                       Start start, TimePoint deadline, CancelSource& cancel) {
+  if (cancel.cancelled()) co_return cancel.reason();
+  auto call = std::make_shared<UnaryCall<Ask, Answer>>(loop);
+  call->ask = std::move(ask);
+  call->context.set_deadline(ToWallTime(deadline));
+  start(&call->context, &call->ask, &call->answer, [call, &loop](grpc::Status status) {
+    asio::post(loop, [call, status = std::move(status)]() {
+      call->status = status;
+      call->done = true;
+      call->guard.reset();
+      call->ended.Notify();
+    });
+  });
+  const CancelSource::Registration registration = cancel.OnCancel([call](const absl::Status&) {
+    call->context.TryCancel();
+    call->ended.Notify();
+  });
+  while (!call->done && !cancel.cancelled()) {
+    co_await call->ended.WaitUntil(deadline + std::chrono::seconds(1));
+  }
+  if (cancel.cancelled()) co_return cancel.reason();
+  if (!call->status.ok()) co_return FromGrpc(call->status, address);
+  co_return std::move(call->answer);
+}
+
+class GrpcPrefillClient final : public PrefillClient {
+ public:
+  GrpcPrefillClient(asio::io_context& loop, const std::string& address)
+      : loop_(loop), address_(address), stub_(v1::PrefillService::NewStub(MakeChannel(address))) {}
+
+  Task<absl::StatusOr<RunResult>> Run(const RunArgs& args, TimePoint deadline,
+                                      CancelSource& cancel) override {
+    auto start = [stub = stub_](auto* context, auto* ask, auto* answer, auto callback) {
+      stub->async()->Run(context, ask, answer, std::move(callback));
+    };
+    v1::RunRequest ask = ToProto(args);
+    absl::StatusOr<v1::RunReply> reply = co_await CallUnary<v1::RunReply>(
+        loop_, address_, std::move(ask), std::move(start), deadline, cancel);
+    if (!reply.ok()) co_return reply.status();
+    RunResult result;
+    result.first_token = FromProto(reply->first_token());
+    result.finish_reason = FromProto(reply->finish_reason());
+    result.cached_tokens = reply->cached_tokens();
+    result.queue_seconds = reply->queue_seconds();
+    result.prefill_seconds = reply->prefill_seconds();
+    result.handoff_bytes = reply->handoff_bytes();
+    co_return result;
+  }
+
+ private:
+  asio::io_context& loop_;
+  const std::string address_;
+  const std::shared_ptr<v1::PrefillService::Stub> stub_;
+};
+
+class GrpcDecodeClient;
+
+// The bidirectional stream. Lives until gRPC has reported its end, which deletes it, on the loop.
+class StreamReactor final : public grpc::ClientBidiReactor<v1::StreamRequest, v1::StreamReply> {
+ public:
+  StreamReactor(asio::io_context& loop, std::weak_ptr<GrpcDecodeClient> client)
+      : loop_(loop), client_(std::move(client)), guard_(asio::make_work_guard(loop)) {}
+
+  void Start(v1::DecodeService::Stub* stub) {
+    stub->async()->Stream(&context_, this);
+    AddHold();  // operations start outside of the reactions, on the loop
+    StartRead(&reply_);
+    StartCall();
+  }
+  bool writing() const { return writing_; }
+  // REQUIRES: !writing().
+  void Send(v1::StreamRequest request) {
+    if (closed_) return;
+    writing_ = true;
+    request_ = std::move(request);
+    StartWrite(&request_);
+  }
+  void Cancel() {
+    context_.TryCancel();
+    Close();
+  }
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+
+ private:
+  void Close() {
+    if (std::exchange(closed_, true)) return;
+    RemoveHold();
+  }
+
+  asio::io_context& loop_;
+  const std::weak_ptr<GrpcDecodeClient> client_;
+  WorkGuard guard_;
+  grpc::ClientContext context_;
+  v1::StreamRequest request_;
+  v1::StreamReply reply_;
+  bool writing_ = false;
+  bool closed_ = false;
+};
+
+// The receiving end of one lease.
+class LeaseStream final : public TokenStream {
+ public:
+  LeaseStream(asio::io_context& loop, std::shared_ptr<GrpcDecodeClient> client, LeaseId lease)
+      : client_(std::move(client)), lease_(lease), arrived_(loop) {}
+  ~LeaseStream() override;
+
+  Task<absl::StatusOr<Batch>> Next(TimePoint deadline, CancelSource& cancel) override {
+    const CancelSource::Registration registration =
+        cancel.OnCancel([this](const absl::Status&) { arrived_.Notify(); });
+    while (true) {
+      if (cancel.cancelled()) co_return cancel.reason();
+      if (has_news()) co_return std::exchange(pending_, Batch{});
+      if (failure_.cancelled()) co_return failure_.reason();
+      const bool woken = co_await arrived_.WaitUntil(deadline);
+      if (!woken) co_return absl::DeadlineExceededError("no token from the decode worker");
+    }
+  }
+  CancelSource& failure() override { return failure_; }
+
+  void Push(const v1::LeaseEvent& event) {
+    if (ended_) return;
+    for (const v1::Token& token : event.tokens()) pending_.tokens.push_back(FromProto(token));
+    const FinishReason reason = FromProto(event.finish_reason());
+    if (event.error().code() != 0 || reason == FinishReason::kError) {
+      const int code = event.error().code() == 0 ? 13 : event.error().code();
+      return Fail(absl::Status(static_cast<absl::StatusCode>(code), event.error().message()));
+    }
+    if (reason == FinishReason::kCancelled) {
+      return Fail(absl::UnavailableError("the decode worker dropped the request"));
+    }
+    pending_.finish_reason = reason;
+    ended_ = reason != FinishReason::kNone;
+    arrived_.Notify();
+  }
+  void Fail(absl::Status status) {
+    if (ended_) return;
+    ended_ = true;
+    failure_.Cancel(std::move(status));
+    arrived_.Notify();
+  }
+  LeaseId lease() const { return lease_; }
+
+ private:
+  bool has_news() const {
+    return !pending_.tokens.empty() || pending_.finish_reason != FinishReason::kNone;
+  }
+
+  const std::shared_ptr<GrpcDecodeClient> client_;
+  const LeaseId lease_;
+  Event arrived_;
+  Batch pending_;
+  CancelSource failure_;
+  bool ended_ = false;
+};
+
+class GrpcDecodeClient final : public DecodeClient,
+                               public std::enable_shared_from_this<GrpcDecodeClient> {
+ public:
+  GrpcDecodeClient(asio::io_context& loop, const std::string& address)
+      : loop_(loop),
+        address_(address),
+        stub_(v1::DecodeService::NewStub(MakeChannel(address))),
+        wake_(loop) {}
+
+  void Open() { Spawn(loop_, NameLeases(weak_from_this())); }
+
+  Task<absl::StatusOr<Reservation>> Reserve(const ReserveArgs& args, TimePoint deadline,
+                                            CancelSource& cancel) override {
+    v1::ReserveRequest ask;
+    ask.set_request_id(args.request_id);
+    ask.set_attempt(args.attempt);
+    ask.set_prompt_tokens(static_cast<int32_t>(args.prompt_tokens));
+    ask.set_max_new_tokens(static_cast<int32_t>(args.max_new_tokens));
+    ask.set_prefill_instance_id(args.prefill_instance_id);
+    auto start = [stub = stub_](auto* context, auto* request, auto* answer, auto callback) {
+      stub->async()->Reserve(context, request, answer, std::move(callback));
+    };
+    absl::StatusOr<v1::ReserveReply> reply = co_await CallUnary<v1::ReserveReply>(
+        loop_, address_, std::move(ask), std::move(start), deadline, cancel);
+    if (!reply.ok()) co_return reply.status();
+    Reservation reservation;
+    reservation.lease = LeaseId(reply->lease_id());
+    reservation.reserved_bytes = reply->reserved_bytes();
+    reservation.free_bytes = reply->free_bytes();
+    co_return reservation;
+  }
+
+  std::unique_ptr<TokenStream> Subscribe(LeaseId lease) override {
+    auto stream = std::make_unique<LeaseStream>(loop_, shared_from_this(), lease);
+    if (!shutdown_.ok()) {
+      stream->Fail(shutdown_);
+      return stream;
+    }
+    leases_[lease.value()] = stream.get();
+    to_subscribe_.push_back(lease.value());
+    SendNames();
+    return stream;
+  }
+
+  void Shutdown(absl::Status status) override {
+    if (!shutdown_.ok()) return;
+    shutdown_ = std::move(status);
+    if (reactor_ != nullptr) reactor_->Cancel();
+    reactor_ = nullptr;
+    FailAll(shutdown_);
+    wake_.Notify();
+  }
+  int64_t num_leases() const override { return static_cast<int64_t>(leases_.size()); }
+
+  // From the reactor.
+  void Deliver(const v1::StreamReply& reply) {
+    for (const v1::LeaseEvent& event : reply.events()) {
+      const auto found = leases_.find(event.lease_id());
+      if (found != leases_.end()) found->second->Push(event);
+    }
+  }
+  void WriteDone() {
+    if (dirty_) SendNames();
+  }
+  void StreamEnded(const StreamReactor* reactor, const grpc::Status& status) {
+    if (reactor != reactor_) return;
+    reactor_ = nullptr;
+    FailAll(absl::UnavailableError(absl::StrCat("the token stream of the decode worker at ", address_,
+                                                " ended: ", status.error_message())));
+  }
+
+  // From a stream that dies. An ended lease needs no call.
+  void Release(LeaseId lease, bool ended) {
+    leases_.erase(lease.value());
+    if (!ended && shutdown_.ok()) CancelLease(lease);
+  }
+
+ private:
+  struct CancelCall {
+    grpc::ClientContext context;
+    v1::CancelRequest ask;
+    v1::CancelReply answer;
+  };
+
+  void CancelLease(LeaseId lease) {
+    auto call = std::make_shared<CancelCall>();
+    call->ask.set_lease_id(lease.value());
+    call->context.set_deadline(std::chrono::system_clock::now() + kCancelDeadline);
+    // Best effort: a lease that is not named any more dies by itself.
+    stub_->async()->Cancel(&call->context, &call->ask, &call->answer, [call](grpc::Status) {});
+  }
+
+  void SendNames() {
+    if (!shutdown_.ok()) return;
+    if (reactor_ == nullptr) {
+      reactor_ = new StreamReactor(loop_, weak_from_this());  // deletes itself in OnDone
+      reactor_->Start(stub_.get());
+    }
+    dirty_ = reactor_->writing();
+    if (dirty_) return;
+    v1::StreamRequest request;
+    for (const auto& [lease, stream] : leases_) request.add_leases(lease);
+    for (const uint64_t lease : std::exchange(to_subscribe_, {})) {
+      if (leases_.contains(lease)) request.add_subscribe(lease);
+    }
+    reactor_->Send(std::move(request));
+  }
+
+  void FailAll(const absl::Status& status) {
+    to_subscribe_.clear();
+    const std::map<uint64_t, LeaseStream*> leases = std::exchange(leases_, {});
+    for (const auto& [lease, stream] : leases) stream->Fail(status);
+  }
+
+  static Task<void> NameLeases(std::weak_ptr<GrpcDecodeClient> weak) {
+    while (true) {
+      const std::shared_ptr<GrpcDecodeClient> client = weak.lock();
+      if (client == nullptr || !client->shutdown_.ok()) co_return;
+      if (!client->leases_.empty()) client->SendNames();
+      co_await client->wake_.WaitUntil(RealClock()->Now() + kNamingPeriod);
+    }
+  }
+
+  asio::io_context& loop_;
+  const std::string address_;
+  const std::shared_ptr<v1::DecodeService::Stub> stub_;
+  StreamReactor* reactor_ = nullptr;
+  std::map<uint64_t, LeaseStream*> leases_;  // live ones
+  std::vector<uint64_t> to_subscribe_;
+  bool dirty_ = false;  // names changed while a write was under way
+  absl::Status shutdown_;
+  Event wake_;
+};
+
+void StreamReactor::OnReadDone(bool ok) {
+  asio::post(loop_, [this, ok]() {
+    if (!ok) return Close();
+    if (const std::shared_ptr<GrpcDecodeClient> client = client_.lock()) client->Deliver(reply_);
+    if (!closed_) StartRead(&reply_);
+  });
+}
+
+void StreamReactor::OnWriteDone(bool ok) {
+  asio::post(loop_, [this, ok]() {
+    writing_ = false;
+    if (!ok) return Close();
+    if (const std::shared_ptr<GrpcDecodeClient> client = client_.lock()) client->WriteDone();
+  });
+}
+
+void StreamReactor::OnDone(const grpc::Status& status) {
+  asio::post(loop_, [this, status]() {
+    if (const std::shared_ptr<GrpcDecodeClient> client = client_.lock()) {
+      client->StreamEnded(this, status);
+    }
+    delete this;
+  });
+}
+
+LeaseStream::~LeaseStream() { client_->Release(lease_, ended_); }
+
+}  // namespace
+
+std::shared_ptr<PrefillClient> PrefillClient::Connect(asio::io_context& loop,
+                                                      const std::string& address) {
+  return std::make_shared<GrpcPrefillClient>(loop, address);
+}
+
+std::shared_ptr<DecodeClient> DecodeClient::Connect(asio::io_context& loop,
+                                                    const std::string& address) {
+  auto client = std::make_shared<GrpcDecodeClient>(loop, address);
+  client->Open();
+  return client;
+}
+
+}  // namespace lodestone

@@ -1,0 +1,171 @@
+#include "router/worker_registry.h"
+
+#include <algorithm>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "base/logging.h"
+#include "router/worker_client.h"
+
+namespace lodestone {
+namespace {
+
+constexpr std::chrono::milliseconds kSilenceCheckPeriod{250};
+
+std::string Difference(std::string_view field, const std::string& here, const std::string& there) {
+  return absl::StrCat(std::string(field), ": router ", here, ", worker ", there);
+}
+
+}  // namespace
+
+std::string_view Name(WorkerRole role) { return role == WorkerRole::kPrefill ? "prefill" : "decode"; }
+
+std::string_view Name(WorkerState state) {
+  switch (state) {
+    case WorkerState::kLoading:
+      return "loading";
+    case WorkerState::kReady:
+      return "ready";
+    case WorkerState::kDraining:
+      return "draining";
+    case WorkerState::kUnhealthy:
+      return "unhealthy";
+  }
+  return "unknown";
+}
+
+int64_t WorstCaseBytes(const WorkerHello& hello, int64_t tokens) {
+  const int64_t pages = (tokens + hello.page_tokens - 1) / hello.page_tokens;
+  return hello.bytes_per_sequence + hello.bytes_per_page * pages;
+}
+
+int64_t LargestRequestTokens(const WorkerHello& hello) {
+  const int64_t for_pages = hello.cache_capacity_bytes - hello.bytes_per_sequence;
+  if (for_pages < 0) return 0;
+  if (hello.bytes_per_page <= 0) return hello.max_context_tokens;
+  return std::min<int64_t>(hello.max_context_tokens,
+                           for_pages / hello.bytes_per_page * hello.page_tokens);
+}
+
+WorkerRegistry::WorkerRegistry(asio::io_context& loop, RegistryRules rules, Connect connect)
+    : rules_(std::move(rules)), connect_(std::move(connect)), stop_(loop) {}
+
+void WorkerRegistry::NotifyChanged() const {
+  for (const std::function<void()>& callback : on_changed_) callback();
+}
+
+std::vector<std::string> WorkerRegistry::Differences(const WorkerHello& hello) const {
+  std::vector<std::string> differences;
+  const auto compare = [&](std::string_view field, const std::string& here,
+                           const std::string& there) {
+    if (!here.empty() && here != there) differences.push_back(Difference(field, here, there));
+  };
+  compare("model_name", rules_.model_name, hello.model_name);
+  compare("vocab_size", absl::StrCat(rules_.vocab_size), absl::StrCat(hello.vocab_size));
+  compare("eos_token_id", absl::StrCat(rules_.eos_token_id), absl::StrCat(hello.eos_token_id));
+  for (const auto& [name, value] : hello.layout) {
+    if (name == "tokenizer" && !value.empty()) compare(name, rules_.tokenizer_fingerprint, value);
+  }
+  if (!workers_.empty()) compare("model_id", workers_.front()->hello.model_id, hello.model_id);
+  return differences;
+}
+
+absl::Status WorkerRegistry::Add(WorkerHello hello, WorkerLoad load, TimePoint reported_at) {
+  if (hello.instance_id.empty() || hello.address.empty() || hello.page_tokens <= 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("hello needs instance_id, address and page_tokens >= 1; got \"",
+                     hello.instance_id, "\", \"", hello.address, "\", ", hello.page_tokens));
+  }
+  Remove(hello.instance_id, "registered again");
+  const std::vector<std::shared_ptr<Worker>> workers = workers_;
+  for (const std::shared_ptr<Worker>& worker : workers) {
+    if (worker->hello.address == hello.address) {
+      Remove(worker->hello.instance_id, "another start of it is at its address");
+    }
+  }
+  if (const std::vector<std::string> differences = Differences(hello); !differences.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this router serves another model: ", absl::StrJoin(differences, "; ")));
+  }
+  auto worker = std::make_shared<Worker>();
+  worker->hello = std::move(hello);
+  worker->load = std::move(load);
+  worker->last_report = reported_at;
+  connect_(*worker);
+  LOG(INFO) << Field("worker", worker->hello.instance_id) << Name(worker->hello.role)
+            << " worker at " << worker->hello.address << " joined, "
+            << Name(worker->load.state);
+  workers_.push_back(std::move(worker));
+  NotifyChanged();
+  return absl::OkStatus();
+}
+
+bool WorkerRegistry::Report(const std::string& instance_id, WorkerLoad load,
+                            TimePoint reported_at) {
+  const std::shared_ptr<Worker> worker = Find(instance_id);
+  if (worker == nullptr) return false;
+  if (worker->load.state != load.state) {
+    LOG(INFO) << Field("worker", instance_id) << Name(worker->hello.role) << " worker is "
+              << Name(load.state) << (load.state_reason.empty() ? "" : ": ") << load.state_reason;
+  }
+  worker->load = std::move(load);
+  worker->last_report = reported_at;
+  NotifyChanged();
+  return true;
+}
+
+void WorkerRegistry::Remove(const std::string& instance_id, std::string why) {
+  const auto found = std::find_if(workers_.begin(), workers_.end(), [&](const auto& worker) {
+    return worker->hello.instance_id == instance_id;
+  });
+  if (found == workers_.end()) return;
+  const std::shared_ptr<Worker> worker = *found;
+  workers_.erase(found);
+  LOG(INFO) << Field("worker", instance_id) << Name(worker->hello.role) << " worker at "
+            << worker->hello.address << " left: " << why;
+  worker->gone.Cancel(absl::UnavailableError(absl::StrCat(
+      std::string(Name(worker->hello.role)), " worker at ", worker->hello.address, " left: ", why)));
+  if (worker->decode != nullptr) worker->decode->Shutdown(worker->gone.reason());
+  if (on_removed_) on_removed_(*worker);
+  NotifyChanged();
+}
+
+Task<void> WorkerRegistry::WatchSilence() {
+  TimePoint last_check = RealClock()->Now();
+  while (!stopping_) {
+    co_await stop_.WaitUntil(RealClock()->Now() + kSilenceCheckPeriod);
+    const TimePoint now = RealClock()->Now();
+    // If this loop itself did not run, reports may wait behind it: look again next time.
+    const bool was_late = now - last_check > 2 * kSilenceCheckPeriod;
+    last_check = now;
+    if (was_late) continue;
+    const std::vector<std::shared_ptr<Worker>> workers = workers_;
+    for (const std::shared_ptr<Worker>& worker : workers) {
+      const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(
+          now - worker->last_report);
+      if (silence <= rules_.worker_timeout) continue;
+      Remove(worker->hello.instance_id,
+             absl::StrCat("silent for ", silence.count(), " ms, limit is ",
+                          rules_.worker_timeout.count(), " ms"));
+    }
+  }
+}
+
+void WorkerRegistry::Stop() {
+  stopping_ = true;
+  stop_.Notify();
+  const std::vector<std::shared_ptr<Worker>> workers = workers_;
+  for (const std::shared_ptr<Worker>& worker : workers) {
+    Remove(worker->hello.instance_id, "the router stops");
+  }
+}
+
+std::shared_ptr<Worker> WorkerRegistry::Find(const std::string& instance_id) const {
+  for (const std::shared_ptr<Worker>& worker : workers_) {
+    if (worker->hello.instance_id == instance_id) return worker;
+  }
+  return nullptr;
+}
+
+}  // namespace lodestone

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/status/status.h>
+
+#include "base/clock.h"
+#include "base/ids.h"
+#include "router/async.h"
+
+namespace lodestone {
+
+enum class WorkerRole { kPrefill, kDecode };
+enum class WorkerState { kLoading, kReady, kDraining, kUnhealthy };
+std::string_view Name(WorkerRole role);
+std::string_view Name(WorkerState state);
+
+// What a worker says once, when it registers.
+struct WorkerHello {
+  WorkerRole role = WorkerRole::kPrefill;
+  std::string instance_id;
+  std::string address;  // host:port of its gRPC server
+  uint64_t layout_fingerprint = 0;
+  std::vector<std::pair<std::string, std::string>> layout;  // name, value
+  std::string model_name;
+  std::string model_id;
+  int32_t vocab_size = 0;
+  int32_t max_context_tokens = 0;
+  int64_t cache_capacity_bytes = 0;
+  int32_t max_sequences = 0;
+  int64_t bytes_per_sequence = 0;
+  int64_t bytes_per_page = 0;
+  int32_t page_tokens = 1;
+  std::string version;
+  int32_t eos_token_id = 0;
+};
+
+// What it says every 500 ms.
+struct WorkerLoad {
+  WorkerState state = WorkerState::kLoading;
+  std::string state_reason;
+  int64_t queued_tokens = 0;
+  int32_t queued_requests = 0;
+  int32_t running_requests = 0;
+  int64_t free_bytes = 0;
+  int32_t free_sequences = 0;
+  std::vector<std::string> linked_instance_ids;
+  std::vector<std::string> refused_links;
+};
+
+class PrefillClient;
+class DecodeClient;
+
+// One live worker. The router's own bookkeeping corrects the load between two reports.
+struct Worker {
+  WorkerHello hello;
+  WorkerLoad load;
+  TimePoint last_report;
+  std::shared_ptr<PrefillClient> prefill;  // by role, one of the two
+  std::shared_ptr<DecodeClient> decode;
+  int64_t inflight_tokens = 0;    // prefill: dispatched by us and not yet answered
+  int consecutive_failures = 0;   // of calls: transport, deadline, internal
+  TimePoint breaker_open_until;   // not used until then while another of its role is there
+  CancelSource gone;              // cancelled when the worker leaves: ends what waits for it
+};
+
+// Worst case of a request of `tokens` tokens on this worker.
+int64_t WorstCaseBytes(const WorkerHello& hello, int64_t tokens);
+// The most tokens of one request that fit into an empty worker.
+int64_t LargestRequestTokens(const WorkerHello& hello);
+
+// What every worker must agree with to be used at all. Unset fields are not checked.
+struct RegistryRules {
+  std::string model_name;
+  std::string tokenizer_fingerprint;
+  int32_t vocab_size = 0;
+  int32_t eos_token_id = 0;
+  std::chrono::milliseconds worker_timeout{1500};
+};
+
+// Who is alive. Loop only.
+class WorkerRegistry {
+ public:
+  // `connect` makes the clients of a new worker.
+  using Connect = std::function<void(Worker& worker)>;
+  WorkerRegistry(asio::io_context& loop, RegistryRules rules, Connect connect);
+
+  // FAILED_PRECONDITION names the fields in which the worker differs from the router, or from the
+  // workers already here (model_id). A worker of an earlier start at the same address is removed.
+  absl::Status Add(WorkerHello hello, WorkerLoad load, TimePoint reported_at);
+  // False if it is not (or no longer) registered: its stream is to be ended.
+  bool Report(const std::string& instance_id, WorkerLoad load, TimePoint reported_at);
+  void Remove(const std::string& instance_id, std::string why);
+
+  // Removes silent workers; runs until Stop().
+  Task<void> WatchSilence();
+  void Stop();
+
+  // In order of arrival.
+  const std::vector<std::shared_ptr<Worker>>& workers() const { return workers_; }
+  std::shared_ptr<Worker> Find(const std::string& instance_id) const;
+  // Called when a worker comes, goes or reports.
+  void OnChanged(std::function<void()> callback) { on_changed_.push_back(std::move(callback)); }
+  // Called for every worker that has just left.
+  void OnRemoved(std::function<void(const Worker&)> callback) { on_removed_ = std::move(callback); }
+
+ private:
+  std::vector<std::string> Differences(const WorkerHello& hello) const;
+  void NotifyChanged() const;
+
+  const RegistryRules rules_;
+  const Connect connect_;
+  std::vector<std::shared_ptr<Worker>> workers_;
+  std::vector<std::function<void()>> on_changed_;
+  Event stop_;
+  bool stopping_ = false;
+  std::function<void(const Worker&)> on_removed_;
+};
+
+}  // namespace lodestone

@@ -1,0 +1,1 @@
+#include "tests/tools/scripted_workers.h"
