@@ -19,14 +19,25 @@ namespace {
 
 namespace json = boost::json;
 
-// Far above any model, and low enough that no count of bytes below can wrap: a matrix has at most
-// kMaxRows x kMaxWidth elements, a model kMaxLayers x kMaxExperts x 3 of them.
-constexpr int64_t kMaxSize = 1 << 20;   // vocabulary and the like
-constexpr int64_t kMaxWidth = 1 << 17;  // inputs or outputs of a product
-constexpr int64_t kMaxRows = 1 << 22;   // heads times head dim
+// Above any model of this family, within what every backend computes, and low enough that no count
+// of bytes can wrap: a matrix has at most kMaxRows x kMaxWidth elements, a model has
+// 3 x kMaxLayers x kMaxExperts of them.
+constexpr int64_t kMaxVocab = 1 << 20;
+constexpr int64_t kMaxWidth = 1 << 17;     // inputs or outputs of a product
+constexpr int64_t kMaxRows = 1 << 22;      // outputs of a product over all heads or groups
+constexpr int64_t kMaxIndexRow = 1 << 16;  // index heads times their dim
+constexpr int64_t kMaxHeads = 1 << 12;
+constexpr int64_t kMaxHeadDim = 1024;
+constexpr int64_t kMaxWindow = 1 << 16;
+constexpr int64_t kMaxTopK = 1 << 15;
 constexpr int64_t kMaxLayers = 512;
-constexpr int64_t kMaxExperts = 4096;
+constexpr int64_t kMaxExperts = 1024;
+constexpr int64_t kMaxExpertsPerToken = 32;
+constexpr int64_t kMaxStreams = 8;
+constexpr int64_t kMaxSinkhornIters = 1000;
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
+constexpr int64_t kMaxRatio = 128;
+constexpr int64_t kRopeGroup = 16;  // rotary dims come in whole vectors
 
 absl::Status KeyError(std::string_view key, const std::string& what) {
   return absl::InvalidArgumentError("config key '" + std::string(key) + "' " + what);
@@ -48,7 +59,6 @@ class KeyReader {
     if (value == nullptr) return min;
     return CheckInteger(key, *value, min, max);
   }
-  int64_t Size(std::string_view key) { return Integer(key, 1, kMaxSize); }
   int64_t Width(std::string_view key) { return Integer(key, 1, kMaxWidth); }
 
   double Number(std::string_view key, double min, double max) {
@@ -102,25 +112,25 @@ class KeyReader {
 };
 
 void ReadDims(KeyReader& keys, ModelConfig& config) {
-  config.vocab_size = keys.Size("vocab_size");
+  config.vocab_size = keys.Integer("vocab_size", 1, kMaxVocab);
   config.hidden_size = keys.Width("hidden_size");
   config.num_layers = keys.Integer("num_hidden_layers", 1, kMaxLayers);
-  config.num_heads = keys.Size("num_attention_heads");
-  config.head_dim = keys.Integer("head_dim", 1, 1 << 14);
-  config.rope_dims = keys.Integer("qk_rope_head_dim", 2, 1 << 14);
+  config.num_heads = keys.Integer("num_attention_heads", 1, kMaxHeads);
+  config.head_dim = keys.Integer("head_dim", 1, kMaxHeadDim);
+  config.rope_dims = keys.Integer("qk_rope_head_dim", 1, kMaxHeadDim);
   config.q_lora_rank = keys.Width("q_lora_rank");
   config.o_lora_rank = keys.Width("o_lora_rank");
-  config.output_groups = keys.Size("o_groups");
-  config.window = keys.Integer("sliding_window", 1, 1 << 16);
-  config.index_heads = keys.Integer("index_n_heads", 1, 1 << 14);
-  config.index_head_dim = keys.Integer("index_head_dim", 1, 1 << 14);
-  config.index_top_k = keys.Size("index_topk");
+  config.output_groups = keys.Integer("o_groups", 1, kMaxHeads);
+  config.window = keys.Integer("sliding_window", 1, kMaxWindow);
+  config.index_heads = keys.Integer("index_n_heads", 1, kMaxHeads);
+  config.index_head_dim = keys.Integer("index_head_dim", 1, kMaxHeadDim);
+  config.index_top_k = keys.Integer("index_topk", 1, kMaxTopK);
   config.num_experts = keys.Integer("n_routed_experts", 1, kMaxExperts);
-  config.experts_per_token = keys.Integer("num_experts_per_tok", 1, kMaxExperts);
+  config.experts_per_token = keys.Integer("num_experts_per_tok", 1, kMaxExpertsPerToken);
   config.expert_width = keys.Width("moe_intermediate_size");
   config.num_hash_layers = keys.Integer("num_hash_layers", 0, kMaxLayers);
-  config.num_streams = keys.Integer("hc_mult", 1, 64);
-  config.sinkhorn_iters = static_cast<int>(keys.Integer("hc_sinkhorn_iters", 1, 1000));
+  config.num_streams = keys.Integer("hc_mult", 1, kMaxStreams);
+  config.sinkhorn_iters = static_cast<int>(keys.Integer("hc_sinkhorn_iters", 1, kMaxSinkhornIters));
   config.max_context_tokens = keys.Integer("max_position_embeddings", 1, kMaxPositions);
 }
 
@@ -161,7 +171,7 @@ void ReadRatios(KeyReader& keys, ModelConfig& config) {
   }
   // Entries beyond the layers belong to draft blocks.
   for (size_t layer = 0; layer < static_cast<size_t>(config.num_layers); ++layer) {
-    const int64_t ratio = keys.CheckInteger("compress_ratios", list[layer], 0, kMaxSize);
+    const int64_t ratio = keys.CheckInteger("compress_ratios", list[layer], 0, kMaxRatio);
     if (ratio != 0 && ratio != 4 && ratio != 128) {
       keys.Fail(KeyError("compress_ratios", "has " + std::to_string(ratio) + " for layer " +
                                                 std::to_string(layer) + ", expected 0, 4 or 128"));
@@ -218,23 +228,25 @@ absl::Status Relation(bool ok, std::string_view key, int64_t value, std::string_
 }
 
 // The outputs of one product, written as (key a) times (key b).
-absl::Status CheckRows(std::string_view a, int64_t a_value, std::string_view b, int64_t b_value) {
-  if (a_value * b_value <= kMaxRows) return absl::OkStatus();
+absl::Status CheckRows(std::string_view a, int64_t a_value, std::string_view b, int64_t b_value,
+                       int64_t limit = kMaxRows) {
+  if (a_value * b_value <= limit) return absl::OkStatus();
   return KeyError(a, "is " + std::to_string(a_value) + ", times " + std::string(b) + " (" +
-                         std::to_string(b_value) + ") exceeds " + std::to_string(kMaxRows));
+                         std::to_string(b_value) + ") exceeds " + std::to_string(limit));
 }
 
 absl::Status CheckRelations(const ModelConfig& c) {
   RETURN_IF_ERROR(CheckRows("num_attention_heads", c.num_heads, "head_dim", c.head_dim));
-  RETURN_IF_ERROR(CheckRows("index_n_heads", c.index_heads, "index_head_dim", c.index_head_dim));
+  RETURN_IF_ERROR(
+      CheckRows("index_n_heads", c.index_heads, "index_head_dim", c.index_head_dim, kMaxIndexRow));
   RETURN_IF_ERROR(CheckRows("o_groups", c.output_groups, "o_lora_rank", c.o_lora_rank));
   RETURN_IF_ERROR(CheckRows("hc_mult", c.num_streams, "hidden_size", c.hidden_size));
   RETURN_IF_ERROR(Relation(c.num_heads % c.output_groups == 0, "num_attention_heads", c.num_heads,
                            "must be a multiple of", "o_groups", c.output_groups));
   RETURN_IF_ERROR(Relation(c.rope_dims < c.head_dim, "qk_rope_head_dim", c.rope_dims,
                            "must be less than", "head_dim", c.head_dim));
-  RETURN_IF_ERROR(Relation(c.rope_dims % 2 == 0, "qk_rope_head_dim", c.rope_dims,
-                           "must be a multiple of", "the rotary pair", 2));
+  RETURN_IF_ERROR(Relation(c.rope_dims % kRopeGroup == 0, "qk_rope_head_dim", c.rope_dims,
+                           "must be a multiple of", "the rotary group", kRopeGroup));
   RETURN_IF_ERROR(Relation((c.head_dim - c.rope_dims) % kFp8KvGroup == 0, "head_dim", c.head_dim,
                            "less qk_rope_head_dim must be a multiple of", "the FP8 group",
                            kFp8KvGroup));

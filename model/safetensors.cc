@@ -115,9 +115,6 @@ absl::Status ReadRange(const json::value* offsets, uint64_t data_begin, uint64_t
     return TensorError(entry.name, "has " + std::to_string(*end - *begin) +
                                        " bytes, its shape needs " + std::to_string(*bytes));
   }
-  if ((data_begin + *begin) % static_cast<uint64_t>(BytesPerElement(entry.dtype)) != 0) {
-    return TensorError(entry.name, "is not aligned to its elements");
-  }
   entry.begin = data_begin + *begin;
   entry.end = data_begin + *end;
   return absl::OkStatus();

@@ -31,7 +31,8 @@ struct SafetensorsEntry {
 absl::StatusOr<std::vector<SafetensorsEntry>> ParseSafetensorsHeader(
     std::span<const std::byte> head, uint64_t file_size);
 
-// A safetensors file mapped read-only. Tensors view the mapping and must not be written.
+// A safetensors file mapped read-only. Tensors view the mapping and must not be written; a file may
+// place them at addresses that are not multiples of their element size.
 // Thread-safe (const). The file must not be shortened while it is mapped.
 class SafetensorsFile {
  public:

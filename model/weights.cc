@@ -1,6 +1,7 @@
 #include "model/weights.h"
 
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <string>
@@ -50,6 +51,17 @@ int64_t FrequencyBytes(const ModelConfig& config) {
 TensorView PlainView(std::byte* data, DType dtype, const std::vector<int64_t>& shape) {
   return shape.size() == 1 ? TensorView(data, dtype, {shape[0]})
                            : TensorView(data, dtype, {shape[0], shape[1]});
+}
+
+// The tensor itself, or a copy in `copy` if the file places it where its elements are not aligned.
+absl::StatusOr<TensorView> Aligned(const TensorView& tensor, Buffer& copy) {
+  const auto address = reinterpret_cast<uintptr_t>(tensor.data);
+  if (address % static_cast<uintptr_t>(BytesPerElement(tensor.dtype)) == 0) return tensor;
+  ASSIGN_OR_RETURN(copy, Buffer::Allocate(tensor.num_bytes()));
+  std::memcpy(copy.data(), tensor.data, static_cast<size_t>(tensor.num_bytes()));
+  TensorView view = tensor;
+  view.data = copy.data();
+  return view;
 }
 
 // i64 expert numbers of the file to i32, each in [0, num_experts).
@@ -227,7 +239,9 @@ absl::StatusOr<Weights> LoadWeights(const ModelConfig& config, const Checkpoint&
   WeightPacker packer(config, ops, weights.memory.data());
   ProgressMeter meter(progress, total);
   for (const TensorSpec& spec : TensorInventory(config)) {
-    const absl::Status added = packer.Add(spec, checkpoint.Find(spec.name));
+    Buffer copy;
+    ASSIGN_OR_RETURN(const TensorView source, Aligned(checkpoint.Find(spec.name), copy));
+    const absl::Status added = packer.Add(spec, source);
     if (!added.ok()) {
       return absl::Status(added.code(), checkpoint.FileOf(spec.name) + ": tensor '" + spec.name +
                                             "' " + std::string(added.message()));
