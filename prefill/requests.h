@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,7 +42,7 @@ using PrefillDone = std::function<void(absl::StatusOr<PrefillReply>)>;
 using PrefillTicket = uint64_t;
 
 // A request on this worker. States: queued (no sequence) -> running (pending tokens) -> handing off
-// (replied, waiting for the outcome) -> gone.
+// (waiting for the outcome; replied once the link is up) -> gone.
 struct PrefillJob {
   PrefillTicket ticket = 0;
   PrefillRequest request;
@@ -49,6 +50,7 @@ struct PrefillJob {
   TimePoint arrived;
   TimePoint started;
   std::unique_ptr<Sequence> sequence;
+  std::optional<PrefillReply> held_reply;  // computed, waiting for the link to be up
 };
 
 }  // namespace lodestone

@@ -1,5 +1,6 @@
 #include "prefill/worker.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -124,9 +125,19 @@ void PrefillWorker::Handle(RunCommand command) {
 }
 
 void PrefillWorker::Handle(CancelCommand command) {
-  if (std::unique_ptr<PrefillJob> job = scheduler_.Remove(command.ticket)) {
-    EndJob(std::move(job), absl::CancelledError("the request was cancelled"));
-  }
+  std::unique_ptr<PrefillJob> job = scheduler_.Remove(command.ticket);
+  if (job == nullptr) job = TakeHeld(command.ticket);
+  if (job != nullptr) EndJob(std::move(job), absl::CancelledError("the request was cancelled"));
+}
+
+std::unique_ptr<PrefillJob> PrefillWorker::TakeHeld(PrefillTicket ticket) {
+  const auto found = std::ranges::find_if(handing_off_, [ticket](const auto& entry) {
+    return entry.second->ticket == ticket && entry.second->held_reply.has_value();
+  });
+  if (found == handing_off_.end()) return nullptr;
+  std::unique_ptr<PrefillJob> job = std::move(found->second);
+  handing_off_.erase(found);
+  return job;
 }
 
 void PrefillWorker::Admit() {
@@ -174,7 +185,8 @@ absl::Status PrefillWorker::StepOnce() {
   return FAILPOINT("prefill_after_step");
 }
 
-// The first token: to the router at once, then the rest of the cache to decode.
+// The first token to the router, the rest of the cache to decode. While the link is not up, decode
+// cannot know of the request, so a failure must still be able to reach the router in the reply.
 void PrefillWorker::Answer(StepResult result) {
   generation_tokens_.Increment();
   std::unique_ptr<PrefillJob> job =
@@ -185,11 +197,11 @@ void PrefillWorker::Answer(StepResult result) {
                      .queue_seconds = Seconds(job->started - job->arrived),
                      .prefill_seconds = Seconds(clock_.Now() - job->started),
                      .handoff_bytes = sender_.BytesOffered(request.lease)};
-  Done(*job, std::move(reply));
   if (result.finish != FinishReason::kNone) {
     sender_.Forget(request.lease, "the request ended with its first token");
-    return;
+    return Done(*job, std::move(reply));
   }
+  job->held_reply = std::move(reply);
   sender_.Finish(request.lease, Handoff{.lease = request.lease,
                                         .request_id = request.request_id,
                                         .tokens = request.tokens,
@@ -197,19 +209,40 @@ void PrefillWorker::Answer(StepResult result) {
                                         .first_token = std::move(result.token),
                                         .sampling = request.sampling});
   handing_off_.emplace(request.lease, std::move(job));
+  SendHeldReplies();
+}
+
+void PrefillWorker::SendHeldReplies() {
+  const auto is_held = [](const auto& entry) { return entry.second->held_reply.has_value(); };
+  if (std::ranges::none_of(handing_off_, is_held)) return;
+  const std::vector<std::string> linked = sender_.LinkedInstances();
+  for (auto& [lease, job] : handing_off_) {
+    if (!job->held_reply || !std::ranges::count(linked, job->request.decode.ToString())) continue;
+    Done(*job, *std::exchange(job->held_reply, std::nullopt));
+  }
 }
 
 void PrefillWorker::TakeOutcomes() {
-  for (const HandoffOutcome& outcome : sender_.Pump()) {
-    if (handing_off_.erase(outcome.lease) > 0) {
-      // Its router hears of a failure from decode, which owned the lease.
-      if (!outcome.status.ok()) LOG(WARNING) << "hand-off failed: " << outcome.status.ToString();
-      continue;
+  for (const HandoffOutcome& outcome : sender_.Pump()) TakeOutcome(outcome);
+  SendHeldReplies();
+}
+
+void PrefillWorker::TakeOutcome(const HandoffOutcome& outcome) {
+  if (const auto found = handing_off_.find(outcome.lease); found != handing_off_.end()) {
+    PrefillJob& job = *found->second;
+    if (outcome.status.ok()) {
+      if (job.held_reply) Done(job, *std::move(job.held_reply));
+    } else {
+      // A router that has the reply hears of it from decode, which gives the lease up.
+      LOG(WARNING) << Field("request_id", job.request.request_id)
+                   << "hand-off failed: " << outcome.status.ToString();
+      Done(job, outcome.status);
     }
-    if (std::unique_ptr<PrefillJob> job = scheduler_.RemoveLease(outcome.lease)) {
-      LOG(WARNING) << "hand-off failed while computing: " << outcome.status.ToString();
-      Done(*job, outcome.status);
-    }
+    handing_off_.erase(found);
+  } else if (std::unique_ptr<PrefillJob> running = scheduler_.RemoveLease(outcome.lease)) {
+    LOG(WARNING) << Field("request_id", running->request.request_id)
+                 << "hand-off failed while computing: " << outcome.status.ToString();
+    Done(*running, outcome.status);
   }
 }
 
@@ -233,8 +266,9 @@ void PrefillWorker::FailAll(const absl::Status& status) {
   commands_.Close();
   TakeCommands();
   while (std::unique_ptr<PrefillJob> job = scheduler_.RemoveAny()) EndJob(std::move(job), status);
-  for (auto& [lease, job] : handing_off_) sender_.Forget(lease, std::string(status.message()));
-  handing_off_.clear();
+  while (!handing_off_.empty()) {
+    EndJob(std::move(handing_off_.extract(handing_off_.begin()).mapped()), status);
+  }
   sender_.Pump();
 }
 

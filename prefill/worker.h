@@ -66,6 +66,9 @@ class PrefillWorker {
   absl::Status StepOnce();
   void Answer(StepResult result);
   void TakeOutcomes();
+  void TakeOutcome(const HandoffOutcome& outcome);
+  void SendHeldReplies();
+  std::unique_ptr<PrefillJob> TakeHeld(PrefillTicket ticket);
   void EndJob(std::unique_ptr<PrefillJob> job, const absl::Status& status);
   void Publish(WorkerState state, std::string reason);
   void FailAll(const absl::Status& status);
@@ -87,7 +90,7 @@ class PrefillWorker {
 
   // Loop thread only.
   PrefillScheduler scheduler_;
-  std::map<LeaseId, std::unique_ptr<PrefillJob>> handing_off_;  // answered, not yet adopted
+  std::map<LeaseId, std::unique_ptr<PrefillJob>> handing_off_;  // computed, not yet adopted
 };
 
 }  // namespace lodestone
