@@ -1,0 +1,53 @@
+// A blocking HTTP/1.1 client over a plain socket, so that tests see the very bytes.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lodestone {
+
+struct ClientResponse {
+  int status = 0;  // 0: the connection ended without a response
+  std::map<std::string, std::string> headers;  // names in lower case
+  std::string body;                            // chunks joined
+};
+
+class HttpClient {
+ public:
+  explicit HttpClient(int port);
+  ~HttpClient();
+  HttpClient(const HttpClient&) = delete;
+  HttpClient& operator=(const HttpClient&) = delete;
+
+  void SendRaw(const std::string& bytes);
+  void Send(const std::string& method, const std::string& path, const std::string& body = "",
+            const std::string& extra_headers = "");
+  // The response to one request, whole.
+  ClientResponse Receive();
+  // Status line and headers only; ReadLine goes on in the body.
+  ClientResponse ReceiveHead();
+  // The next line of a chunked body, without its end; nullopt at the end of the body.
+  std::optional<std::string> ReadBodyLine();
+  // The data of the next server-sent event; nullopt at the end of the body.
+  std::optional<std::string> ReadEvent();
+  void Close();
+
+ private:
+  bool Fill();
+  std::string TakeLine();
+  bool FillBody();
+
+  int fd_ = -1;
+  std::string buffer_;
+  std::string body_;  // decoded, not yet taken
+  bool body_ended_ = false;
+};
+
+// One request on a connection of its own.
+ClientResponse Fetch(int port, const std::string& method, const std::string& path,
+                     const std::string& body = "", const std::string& extra_headers = "");
+
+}  // namespace lodestone
