@@ -24,7 +24,7 @@ using Manifest = std::array<KindRows, kNumCacheKinds>;
 // SequenceCache::AppendRuns(from_tokens, to_tokens), or FinalRuns(to_tokens) if `final`.
 struct Offer {
   uint64_t link_seq = 0;
-  LeaseId lease;
+  LeaseId lease = kNoLease;
   int32_t chunk = 0;
   int32_t from_tokens = 0;
   int32_t to_tokens = 0;

@@ -89,8 +89,9 @@ inline std::vector<std::byte> CacheBytes(const SequenceCache& cache, int64_t len
 // The decode worker as far as the receiver is concerned.
 class FakeDecode : public HandoffTarget {
  public:
-  explicit FakeDecode(const CacheShape& shape, int64_t max_context = 2048)
-      : pool(MakePool(shape, max_context, 64)) {}
+  explicit FakeDecode(const CacheShape& shape, int64_t max_context = 2048,
+                      int64_t max_sequences = 32)
+      : pool(MakePool(shape, max_context, max_sequences)) {}
 
   LeaseId Reserve(int64_t tokens) {
     const LeaseId lease = RandomLeaseId();
@@ -149,14 +150,15 @@ class WorkerPair {
     LinkTimes times = {};
     LayoutDescriptor decode_layout = {};  // empty: as prefill
     int64_t max_context = 2048;
+    int64_t max_sequences = 32;
   };
   WorkerPair() : WorkerPair(Options()) {}
   explicit WorkerPair(Options o)
       : options(std::move(o)),
         network(&clock, options.times.dead_after),
         ops(MakeReferenceOps()),
-        prefill_pool(MakePool(options.shape, options.max_context, 64)),
-        decode(options.shape, options.max_context) {
+        prefill_pool(MakePool(options.shape, options.max_context, options.max_sequences)),
+        decode(options.shape, options.max_context, options.max_sequences) {
     sender = MakeTestSender();
     receiver = MakeTestReceiver();
   }

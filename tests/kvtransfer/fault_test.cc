@@ -1,0 +1,479 @@
+// Faults at every state of the protocol: each ends in the right bytes or in one clear outcome, with
+// every slot and every lease returned.
+#include <deque>
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "base/failpoint.h"
+#include "tests/kvtransfer/worker_pair.h"
+
+namespace lodestone {
+namespace {
+
+constexpr int64_t kLength = 400;
+
+// Whatever happened: at most one outcome on each side, nothing adopted but right bytes, all idle.
+void ExpectCleanEnd(WorkerPair& pair, LeaseId lease, const SequenceCache& prompt) {
+  ASSERT_TRUE(pair.RunUntilOutcome(lease));
+  ASSERT_TRUE(pair.RunUntilIdle()) << "prefill slots " << pair.sender->num_free_slots()
+                                   << ", decode slots " << pair.receiver->num_free_slots()
+                                   << ", incoming " << pair.receiver->num_incoming();
+  if (pair.outcomes[lease].ok()) {
+    EXPECT_TRUE(pair.decode.adopted.contains(lease)) << "prefill believes it was adopted";
+  }
+  if (pair.decode.adopted.contains(lease)) {
+    EXPECT_EQ(CacheBytes(*pair.decode.caches[lease], kLength), CacheBytes(prompt, kLength));
+  }
+}
+
+// After the fault, the same pair of workers hands over the next request.
+void ExpectNextOneWorks(WorkerPair& pair) {
+  pair.network.faults = {};
+  for (int i = 0; i < 700; ++i) pair.Step();  // longer than the first back-off
+  const auto prompt = pair.Prompt(kLength, 99);
+  const LeaseId lease = pair.Begin(prompt.get(), kLength);
+  pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+  ASSERT_TRUE(pair.RunUntilOutcome(lease));
+  ASSERT_TRUE(pair.outcomes[lease].ok()) << pair.outcomes[lease];
+  EXPECT_EQ(CacheBytes(*pair.decode.caches[lease], kLength), CacheBytes(*prompt, kLength));
+}
+
+template <typename Case>
+std::string CaseName(const testing::TestParamInfo<Case>& named) {
+  return named.param.name;
+}
+
+// ---- Bytes
+
+// Slots of one request: enough that each kind fills at least one.
+int CountSlots() {
+  WorkerPair pair({.prefill_slot_bytes = 2048, .decode_slot_bytes = 2048});
+  int slots = 0;
+  pair.network.faults.slot = [&](uint64_t, std::vector<std::byte>&) {
+    ++slots;
+    return LinkFault::kNone;
+  };
+  const auto prompt = pair.Prompt(kLength, 1);
+  const LeaseId lease = pair.Begin(prompt.get(), kLength);
+  pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+  EXPECT_TRUE(pair.RunUntilOutcome(lease));
+  return slots;
+}
+
+TEST(FaultTest, OneFlippedBitInAnySlotIsDataLossOnBothSides) {
+  const int num_slots = CountSlots();
+  ASSERT_GT(num_slots, 10);
+  std::mt19937 random(7);
+  std::set<std::string> kinds;
+  for (int slot = 1; slot <= num_slots; ++slot) {
+    WorkerPair pair({.prefill_slot_bytes = 2048, .decode_slot_bytes = 2048});
+    pair.network.faults.slot = [&](uint64_t seq, std::vector<std::byte>& bytes) {
+      if (seq == static_cast<uint64_t>(slot)) {
+        bytes[random() % bytes.size()] ^= static_cast<std::byte>(1u << (random() % 8));
+      }
+      return LinkFault::kNone;
+    };
+    const auto prompt = pair.Prompt(kLength, 1);
+    const LeaseId lease = pair.Begin(prompt.get(), kLength);
+    pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+    ExpectCleanEnd(pair, lease, *prompt);
+    EXPECT_EQ(pair.outcomes[lease].code(), absl::StatusCode::kDataLoss) << pair.outcomes[lease];
+    ASSERT_TRUE(pair.decode.abandoned.contains(lease));
+    const absl::Status& why = pair.decode.abandoned[lease];
+    EXPECT_EQ(why.code(), absl::StatusCode::kDataLoss);
+    const std::string message(why.message());
+    kinds.insert(message.substr(0, message.find(':')));
+    EXPECT_NE(message.find("digest"), std::string::npos) << message;
+    EXPECT_TRUE(pair.decode.adopted.empty());
+    if (slot == 1) ExpectNextOneWorks(pair);
+  }
+  EXPECT_TRUE(kinds.contains("latents_indexed"));
+  EXPECT_TRUE(kinds.contains("latents_dense"));
+  EXPECT_TRUE(kinds.contains("index_keys"));
+  EXPECT_TRUE(kinds.contains("ring_windows"));
+  EXPECT_TRUE(kinds.contains("compressor_states"));
+}
+
+struct SlotFaultCase {
+  const char* name;
+  LinkFault fault;
+  bool cut_short;
+};
+
+class SlotFaultTest : public testing::TestWithParam<SlotFaultCase> {};
+
+TEST_P(SlotFaultTest, EndsCleanlyInEverySlot) {
+  for (uint64_t slot : {1, 2, 5, 9}) {
+    WorkerPair pair({.prefill_slot_bytes = 4096, .decode_slot_bytes = 4096});
+    pair.network.faults.slot = [&](uint64_t seq, std::vector<std::byte>& bytes) {
+      if (seq != slot) return LinkFault::kNone;
+      if (GetParam().cut_short) bytes.pop_back();
+      return GetParam().fault;
+    };
+    const auto prompt = pair.Prompt(kLength, 1);
+    const LeaseId lease = pair.Begin(prompt.get(), kLength);
+    pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+    ExpectCleanEnd(pair, lease, *prompt);
+    if (GetParam().fault == LinkFault::kDelay) {
+      EXPECT_TRUE(pair.outcomes[lease].ok()) << pair.outcomes[lease];
+    } else {
+      EXPECT_FALSE(pair.outcomes[lease].ok());
+      EXPECT_TRUE(pair.decode.abandoned.contains(lease));
+    }
+    ExpectNextOneWorks(pair);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, SlotFaultTest,
+    testing::Values(SlotFaultCase{"Short", LinkFault::kNone, true},
+                    SlotFaultCase{"Dropped", LinkFault::kDrop, false},
+                    SlotFaultCase{"Duplicated", LinkFault::kDuplicate, false},
+                    SlotFaultCase{"Reordered", LinkFault::kSwap, false},
+                    SlotFaultCase{"Delayed", LinkFault::kDelay, false},
+                    SlotFaultCase{"Reset", LinkFault::kBreak, false}),
+    CaseName<SlotFaultCase>);
+
+// ---- Control messages
+
+struct MessageFaultCase {
+  const char* name;
+  LinkFault fault;
+  // Faults that a request survives; the others end it with UNAVAILABLE or DATA_LOSS.
+  bool harmless;
+};
+
+class MessageFaultTest : public testing::TestWithParam<MessageFaultCase> {};
+
+// The n-th message in one direction suffers the fault, for every n of a whole hand-off.
+void HitEveryMessage(const MessageFaultCase& c, bool towards_decode) {
+  int num_messages = 1000;
+  for (int hit = 0; hit < num_messages; ++hit) {
+    WorkerPair pair;
+    int count = 0;
+    const auto decide = [&](auto&) { return count++ == hit ? c.fault : LinkFault::kNone; };
+    if (towards_decode) {
+      pair.network.faults.to_decode = decide;
+    } else {
+      pair.network.faults.to_prefill = decide;
+    }
+    const auto prompt = pair.Prompt(kLength, 1);
+    const LeaseId lease = pair.Begin(prompt.get(), kLength);
+    pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+    ExpectCleanEnd(pair, lease, *prompt);
+    if (count <= hit) {
+      num_messages = hit;  // the fault hit nothing: this was a clean hand-off
+      EXPECT_TRUE(pair.outcomes[lease].ok());
+      break;
+    }
+    if (c.harmless) {
+      EXPECT_TRUE(pair.outcomes[lease].ok()) << "message " << hit << ": " << pair.outcomes[lease];
+    }
+    ExpectNextOneWorks(pair);
+  }
+  EXPECT_GT(num_messages, 5);
+}
+
+TEST_P(MessageFaultTest, EndsCleanlyAtEveryMessageToDecode) { HitEveryMessage(GetParam(), true); }
+TEST_P(MessageFaultTest, EndsCleanlyAtEveryMessageToPrefill) { HitEveryMessage(GetParam(), false); }
+
+INSTANTIATE_TEST_SUITE_P(All, MessageFaultTest,
+                         testing::Values(MessageFaultCase{"Dropped", LinkFault::kDrop, false},
+                                         MessageFaultCase{"Duplicated", LinkFault::kDuplicate, false},
+                                         MessageFaultCase{"Swapped", LinkFault::kSwap, false},
+                                         MessageFaultCase{"Delayed", LinkFault::kDelay, true},
+                                         MessageFaultCase{"Reset", LinkFault::kBreak, false}),
+                         CaseName<MessageFaultCase>);
+
+// ---- Cancel and death in every state: after any number of steps.
+
+enum class Blow { kForget, kRelease, kBreak, kSilence, kFreezeDecode, kFreezePrefill, kNewReceiver };
+
+std::string BlowName(const testing::TestParamInfo<Blow>& blow) {
+  constexpr const char* kNames[] = {"Forget",       "Release",       "Break",      "Silence",
+                                    "FreezeDecode", "FreezePrefill", "NewReceiver"};
+  return kNames[static_cast<int>(blow.param)];
+}
+
+class BlowTest : public testing::TestWithParam<Blow> {};
+
+TEST_P(BlowTest, AfterAnyNumberOfStepsEverythingIsReturned) {
+  for (int steps = 0; steps < 25; ++steps) {
+    WorkerPair pair({.prefill_slot_bytes = 4096, .decode_slot_bytes = 4096});
+    pair.network.faults.delay = std::chrono::milliseconds(10);
+    // Bytes take a while, so that blows fall while they are under way.
+    pair.network.faults.slot = [](uint64_t, std::vector<std::byte>&) { return LinkFault::kDelay; };
+    const auto prompt = pair.Prompt(kLength, 1);
+    const LeaseId lease = pair.Begin(prompt.get(), kLength);
+    pair.sender->GrowTo(lease, 100);
+    for (int i = 0; i < steps; ++i) {
+      if (i == 8) pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+      pair.Step();
+    }
+    const bool was_over = pair.outcomes.contains(lease);
+    switch (GetParam()) {
+      case Blow::kForget:
+        pair.sender->Forget(lease, "the client left");
+        break;
+      case Blow::kRelease:
+        pair.receiver->Release(lease, "the client left");
+        pair.decode.Free(lease);
+        break;
+      case Blow::kBreak:
+        pair.network.Break(WorkerPair::kAddress);
+        break;
+      case Blow::kSilence:
+        pair.network.Silence(WorkerPair::kAddress);
+        break;
+      case Blow::kFreezeDecode:
+        pair.pump_receiver = false;
+        for (int i = 0; i < 3000; ++i) pair.Step();
+        pair.pump_receiver = true;
+        break;
+      case Blow::kFreezePrefill:
+        pair.pump_sender = false;
+        for (int i = 0; i < 3000; ++i) pair.Step();
+        pair.pump_sender = true;
+        break;
+      case Blow::kNewReceiver:
+        pair.receiver = pair.MakeTestReceiver();
+        break;
+    }
+    if (GetParam() != Blow::kForget && !was_over) {
+      if (steps <= 8) pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+      ASSERT_TRUE(pair.RunUntilOutcome(lease)) << steps << " steps";
+    }
+    ASSERT_TRUE(pair.RunUntilIdle()) << steps << " steps";
+    if (GetParam() == Blow::kForget && steps > 8 && !was_over) {
+      EXPECT_TRUE(pair.decode.adopted.contains(lease) || pair.decode.abandoned.contains(lease))
+          << steps << " steps";
+    }
+    if (GetParam() == Blow::kRelease) {
+      EXPECT_FALSE(pair.decode.abandoned.contains(lease));
+    }
+    if (GetParam() == Blow::kNewReceiver) continue;  // the old one forgot its leases with itself
+    pair.network.faults = {};
+    ExpectNextOneWorks(pair);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BlowTest,
+                         testing::Values(Blow::kForget, Blow::kRelease, Blow::kBreak, Blow::kSilence,
+                                         Blow::kFreezeDecode, Blow::kFreezePrefill,
+                                         Blow::kNewReceiver),
+                         BlowName);
+
+TEST(FaultTest, SilentPeerIsDeadWithinThreeHeartbeats) {
+  WorkerPair pair;
+  const auto prompt = pair.Prompt(kLength, 1);
+  const LeaseId lease = pair.Begin(prompt.get(), kLength);
+  ASSERT_TRUE(pair.RunUntil([&] { return !pair.sender->LinkedInstances().empty(); }));
+  pair.network.Silence(WorkerPair::kAddress);
+  const TimePoint start = pair.clock.Now();
+  ASSERT_TRUE(pair.RunUntil([&] {
+    return pair.outcomes.contains(lease) && pair.decode.abandoned.contains(lease);
+  }));
+  EXPECT_LE(pair.clock.Now() - start, std::chrono::milliseconds(1520));
+  EXPECT_EQ(pair.outcomes[lease].code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(pair.decode.abandoned[lease].code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(FaultTest, LeaseThatDecodeDoesNotKnowIsCancelled) {
+  WorkerPair pair;
+  const auto prompt = pair.Prompt(kLength, 1);
+  const LeaseId lease = RandomLeaseId();
+  pair.sender->Begin(lease, pair.decode_instance, WorkerPair::kAddress, prompt.get());
+  pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+  ASSERT_TRUE(pair.RunUntilOutcome(lease));
+  EXPECT_EQ(pair.outcomes[lease].code(), absl::StatusCode::kCancelled) << pair.outcomes[lease];
+  EXPECT_TRUE(pair.RunUntilIdle());
+}
+
+TEST(FaultTest, MoreTokensThanReservedEndTheRequest) {
+  WorkerPair pair;
+  const auto prompt = pair.Prompt(kLength, 1);
+  const LeaseId lease = pair.Begin(prompt.get(), 100);
+  pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+  ExpectCleanEnd(pair, lease, *prompt);
+  EXPECT_EQ(pair.outcomes[lease].code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(pair.decode.abandoned[lease].code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(FaultTest, AdoptionThatFailsIsReportedToBothSides) {
+  WorkerPair pair;
+  pair.decode.adopt_status = absl::InternalError("no room in the batch");
+  const auto prompt = pair.Prompt(kLength, 1);
+  const LeaseId lease = pair.Begin(prompt.get(), kLength);
+  pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+  ExpectCleanEnd(pair, lease, *prompt);
+  EXPECT_EQ(pair.outcomes[lease].message(), "no room in the batch");
+  EXPECT_EQ(pair.decode.abandoned[lease].message(), "no room in the batch");
+}
+
+// A prefill worker that lies: every number of an offer and of the totals, one at a time.
+TEST(FaultTest, EveryAlteredNumberOfAnOfferIsRefused) {
+  const std::vector<std::pair<const char*, std::function<void(Offer&)>>> lies = {
+      {"from_tokens", [](Offer& o) { o.from_tokens += 4; }},
+      {"from_tokens huge", [](Offer& o) { o.from_tokens = 1 << 30; }},
+      {"to_tokens", [](Offer& o) { o.to_tokens -= 4; }},
+      {"to_tokens huge", [](Offer& o) { o.to_tokens = 1 << 30; }},
+      {"final", [](Offer& o) { o.final = !o.final; }},
+      {"first_row", [](Offer& o) { ++o.first_row; }},
+      {"first_row huge", [](Offer& o) { o.first_row = int64_t{1} << 62; }},
+      {"num_rows 0", [](Offer& o) { o.num_rows = 0; }},
+      {"num_rows", [](Offer& o) { --o.num_rows; }},
+      {"num_rows huge", [](Offer& o) { o.num_rows = int64_t{1} << 62; }},
+      {"bytes", [](Offer& o) { ++o.bytes; }},
+      {"bytes huge", [](Offer& o) { o.bytes = int64_t{1} << 62; }},
+      {"rows of a kind", [](Offer& o) { ++o.kinds[0].rows; }},
+      {"bytes of a kind", [](Offer& o) { ++o.kinds[0].bytes; }},
+      {"digest of a kind", [](Offer& o) { ++o.kinds[0].digest; }},
+      {"digest of an absent kind", [](Offer& o) { ++o.kinds[3].digest; }},
+  };
+  for (const auto& [name, lie] : lies) {
+    for (uint64_t seq : {1, 3}) {
+      SCOPED_TRACE(name);
+      WorkerPair pair;
+      pair.network.faults.to_decode = [&](ToDecode& message) {
+        for (Offer& offer : message.offers) {
+          if (offer.link_seq == seq) lie(offer);
+        }
+        return LinkFault::kNone;
+      };
+      const auto prompt = pair.Prompt(kLength, 1);
+      const LeaseId lease = pair.Begin(prompt.get(), kLength);
+      pair.sender->GrowTo(lease, 200);
+      pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+      ExpectCleanEnd(pair, lease, *prompt);
+      EXPECT_FALSE(pair.outcomes[lease].ok());
+      EXPECT_TRUE(pair.decode.adopted.empty());
+      ExpectNextOneWorks(pair);
+    }
+  }
+}
+
+TEST(FaultTest, EveryAlteredTotalIsRefusedBeforeAdoption) {
+  for (size_t kind : {0, 1, 2, 3, 4, 5}) {
+    for (int field : {0, 1, 2, 3}) {
+      WorkerPair pair;
+      pair.network.faults.to_decode = [&](ToDecode& message) {
+        for (Handoff& handoff : message.handoffs) {
+          if (field == 0) ++handoff.totals[kind].rows;
+          if (field == 1) ++handoff.totals[kind].bytes;
+          if (field == 2) ++handoff.totals[kind].digest;
+          if (field == 3) handoff.tokens.resize(handoff.tokens.size() - 4);
+        }
+        return LinkFault::kNone;
+      };
+      const auto prompt = pair.Prompt(kLength, 1);
+      const LeaseId lease = pair.Begin(prompt.get(), kLength);
+      pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+      ExpectCleanEnd(pair, lease, *prompt);
+      EXPECT_EQ(pair.outcomes[lease].code(), absl::StatusCode::kDataLoss) << pair.outcomes[lease];
+      EXPECT_TRUE(pair.decode.adopted.empty());
+    }
+  }
+}
+
+TEST(FaultTest, ThousandRandomAbortsLeaveBothSidesIdle) {
+  WorkerPair pair({.max_sequences = 512});
+  std::mt19937 random(2026);
+  struct Running {
+    LeaseId lease;
+    int64_t length = 0;
+    int64_t sent = 0;
+    bool finished = false;
+    bool released = false;  // by decode
+    std::unique_ptr<SequenceCache> prompt;
+  };
+  std::vector<Running> running;
+  // Given up before decode heard of them, or adopted unnoticed: their lease expires unless named.
+  std::deque<std::pair<TimePoint, LeaseId>> unwatched;
+  int aborts = 0;
+  int adopted = 0;
+  while (aborts < 1000 || !running.empty()) {
+    if (aborts < 1000 && running.size() < 8 && random() % 2 == 0) {
+      Running next;
+      next.length = 1 + static_cast<int64_t>(random() % 500);
+      next.prompt = pair.Prompt(next.length, static_cast<uint32_t>(random()));
+      next.lease = pair.Begin(next.prompt.get(), next.length);
+      running.push_back(std::move(next));
+    }
+    if (aborts < 1000 && random() % 600 == 0) pair.network.Break(WorkerPair::kAddress);
+    for (size_t i = 0; i < running.size();) {
+      Running& r = running[i];
+      const uint32_t dice = random() % 60;
+      bool gone = false;
+      if (pair.outcomes.contains(r.lease)) {
+        if (pair.outcomes[r.lease].ok() && !r.released) {
+          ++adopted;
+          EXPECT_EQ(CacheBytes(*pair.decode.caches[r.lease], r.length),
+                    CacheBytes(*r.prompt, r.length));
+          pair.receiver->Release(r.lease, "finished");
+          pair.decode.Free(r.lease);
+        }
+        gone = true;
+      } else if (dice == 0 && aborts < 1000) {
+        ++aborts;
+        pair.sender->Forget(r.lease, "abort");
+        gone = true;
+      } else if (dice == 1 && !r.released && aborts < 1000) {
+        ++aborts;
+        r.released = true;
+        pair.receiver->Release(r.lease, "abort");
+        pair.decode.Free(r.lease);
+      } else if (dice < 40 && !r.finished) {
+        r.sent = std::min(r.length, r.sent + static_cast<int64_t>(random() % 200));
+        pair.sender->GrowTo(r.lease, r.sent);
+        if (r.sent == r.length) {
+          pair.sender->Finish(r.lease, WorkerPair::MakeHandoff(r.length));
+          r.finished = true;
+        }
+      }
+      if (gone) {
+        unwatched.push_back({pair.clock.Now() + std::chrono::seconds(5), r.lease});
+        // Prefill's pages are free at once and poisoned: what still reads them would be seen.
+        running.erase(running.begin() + static_cast<long>(i));
+      } else {
+        ++i;
+      }
+    }
+    while (!unwatched.empty() && (running.empty() || unwatched.front().first < pair.clock.Now())) {
+      pair.receiver->Release(unwatched.front().second, "expired");
+      pair.decode.Free(unwatched.front().second);
+      unwatched.pop_front();
+    }
+    pair.Step();
+  }
+  EXPECT_GT(adopted, 20);
+  ASSERT_TRUE(pair.RunUntilIdle());
+  EXPECT_TRUE(pair.decode.caches.empty());
+  EXPECT_TRUE(pair.decode.pool->ledger().CheckIdle().ok());
+  EXPECT_TRUE(pair.prefill_pool->ledger().CheckIdle().ok());
+}
+
+// ---- Named faults
+
+TEST(FaultTest, EveryFailpointEndsCleanly) {
+  if (!kFailpointsEnabled) GTEST_SKIP() << "built without failpoints";
+  for (const char* name :
+       {"kvtransfer.link_open", "kvtransfer.link_accept", "kvtransfer.pack", "kvtransfer.offer",
+        "kvtransfer.grant", "kvtransfer.write", "kvtransfer.commit", "kvtransfer.handoff",
+        "kvtransfer.adopt", "kvtransfer.adopted"}) {
+    SCOPED_TRACE(name);
+    WorkerPair pair;
+    ASSERT_TRUE(failpoint::Arm(name, "1*error(UNAVAILABLE)").ok());
+    const auto prompt = pair.Prompt(kLength, 1);
+    const LeaseId lease = pair.Begin(prompt.get(), kLength);
+    pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+    ExpectCleanEnd(pair, lease, *prompt);
+    EXPECT_EQ(failpoint::NumHits(name), 1);
+    EXPECT_FALSE(pair.outcomes[lease].ok());
+    failpoint::DisarmAll();
+    ExpectNextOneWorks(pair);
+  }
+}
+
+}  // namespace
+}  // namespace lodestone

@@ -1,0 +1,128 @@
+// Link-up: who pairs with whom, and when it is tried again.
+#include "kvtransfer/link.h"
+
+#include <gtest/gtest.h>
+
+#include "kvtransfer/transport.h"
+#include "tests/kvtransfer/worker_pair.h"
+
+namespace lodestone {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(LinkTest, EveryDifferingLayoutFieldIsNamed) {
+  const LayoutDescriptor layout = TinyLayout(TinyShape());
+  ASSERT_GT(layout.size(), 8u);
+  for (size_t i = 0; i < layout.size(); ++i) {
+    LayoutDescriptor other = layout;
+    other[i].value += "x";
+    WorkerPair pair({.decode_layout = other});
+    const auto prompt = pair.Prompt(10, 1);
+    const LeaseId lease = pair.Begin(prompt.get(), 10);
+    ASSERT_TRUE(pair.RunUntilOutcome(lease));
+    const absl::Status& status = pair.outcomes[lease];
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_NE(status.message().find(layout[i].name + ":"), absl::string_view::npos) << status;
+    ASSERT_EQ(pair.receiver->RefusedLinks().size(), 1u);
+    EXPECT_NE(pair.receiver->RefusedLinks()[0].find(layout[i].name + ":"), std::string::npos);
+    EXPECT_TRUE(pair.receiver->LinkedInstances().empty());
+    EXPECT_TRUE(pair.RunUntilIdle());
+  }
+}
+
+TEST(LinkTest, MissingFieldIsNamedToo) {
+  LayoutDescriptor other = TinyLayout(TinyShape());
+  const std::string name = other.back().name;
+  other.pop_back();
+  WorkerPair pair({.decode_layout = other});
+  const auto prompt = pair.Prompt(10, 1);
+  const LeaseId lease = pair.Begin(prompt.get(), 10);
+  ASSERT_TRUE(pair.RunUntilOutcome(lease));
+  EXPECT_NE(pair.outcomes[lease].message().find(name), absl::string_view::npos);
+}
+
+TEST(LinkTest, AnotherInstanceAtTheAddressRefuses) {
+  WorkerPair pair;
+  const auto prompt = pair.Prompt(10, 1);
+  const LeaseId lease = pair.decode.Reserve(10);
+  pair.sender->Begin(lease, InstanceId::Random(), WorkerPair::kAddress, prompt.get());
+  ASSERT_TRUE(pair.RunUntilOutcome(lease));
+  EXPECT_NE(pair.outcomes[lease].message().find("decode_instance"), absl::string_view::npos)
+      << pair.outcomes[lease];
+}
+
+TEST(LinkTest, OtherTransportOrWireVersionIsRefused) {
+  const DecodeTerms terms{.instance = "d", .layout = {}, .slot_bytes = 1, .slots_per_link = 1};
+  LinkOpen open{.prefill_instance = "p", .decode_instance = "d", .transport = "tcp"};
+  EXPECT_TRUE(CheckLinkOpen(terms, "tcp", open).ok());
+  EXPECT_FALSE(CheckLinkOpen(terms, "loopback", open).ok());
+  open.wire_version = kLinkWireVersion + 1;
+  EXPECT_NE(CheckLinkOpen(terms, "tcp", open).message().find("wire_version"),
+            absl::string_view::npos);
+}
+
+TEST(LinkTest, LinkThatNobodyAcceptsFailsAtItsDeadline) {
+  WorkerPair pair;
+  pair.pump_receiver = false;
+  const auto prompt = pair.Prompt(10, 1);
+  const LeaseId lease = pair.Begin(prompt.get(), 10);
+  const TimePoint start = pair.clock.Now();
+  ASSERT_TRUE(pair.RunUntilOutcome(lease));
+  EXPECT_NEAR((pair.clock.Now() - start).count() * 1e-9, 10.0, 0.1);
+  EXPECT_EQ(pair.outcomes[lease].code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(LinkTest, RequestsWaitForANearRedialAndFailAtOnceBeforeAFarOne) {
+  LayoutDescriptor other = TinyLayout(TinyShape());
+  other[0].value += "x";
+  WorkerPair pair({.decode_layout = other});
+  const auto prompt = pair.Prompt(10, 1);
+  int waited = 0;
+  bool failed_at_once = false;
+  for (int i = 0; i < 8 && !failed_at_once; ++i) {
+    const LeaseId lease = pair.Begin(prompt.get(), 10);
+    pair.Step();
+    failed_at_once = pair.outcomes.contains(lease);
+    waited += failed_at_once ? 0 : 1;
+    ASSERT_TRUE(pair.RunUntilOutcome(lease));
+  }
+  EXPECT_TRUE(failed_at_once);
+  EXPECT_GE(waited, 3);
+}
+
+TEST(BackoffTest, DoublesFromHalfASecondToThirtySeconds) {
+  Backoff backoff(LinkTimes{}, 1);
+  TimePoint now{};
+  EXPECT_TRUE(backoff.MayDial(now));
+  for (double expected : {0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0}) {
+    backoff.Failed(now, "reason");
+    const double wait = std::chrono::duration<double>(backoff.next() - now).count();
+    EXPECT_LE(wait, expected);
+    EXPECT_GE(wait, 0.74 * expected);
+    EXPECT_FALSE(backoff.MayDial(now));
+    now = backoff.next();
+    EXPECT_TRUE(backoff.MayDial(now));
+  }
+  backoff.Succeeded();
+  EXPECT_TRUE(backoff.MayDial(TimePoint{}));
+}
+
+TEST(TombstonesTest, LastAMinute) {
+  Tombstones tombstones(std::chrono::seconds(60));
+  const TimePoint now{};
+  tombstones.Add(LeaseId(1), now);
+  tombstones.Sweep(now + std::chrono::seconds(59));
+  EXPECT_TRUE(tombstones.Has(LeaseId(1)));
+  tombstones.Sweep(now + std::chrono::seconds(61));
+  EXPECT_FALSE(tombstones.Has(LeaseId(1)));
+}
+
+TEST(HostOfTest, TakesThePortOff) {
+  EXPECT_EQ(HostOf("127.0.0.1:8201"), "127.0.0.1");
+  EXPECT_EQ(HostOf("decode-0.decode:8201"), "decode-0.decode");
+  EXPECT_EQ(HostOf("[::1]:8201"), "::1");
+}
+
+}  // namespace
+}  // namespace lodestone
