@@ -1,18 +1,13 @@
 // lodestone-bench-op: time of every CPU op at the bundled model's shapes beside the least time that
 // this machine could need for it, from limits measured in the same run.
-#include <cmath>
-#include <cstring>
-#include <deque>
-#include <random>
 #include <thread>
 
 #include <CLI/CLI.hpp>
 
 #include "base/logging.h"
+#include "bench/op_arena.h"
 #include "bench/op_measure.h"
-#include "kernels/numeric/bf16.h"
 #include "kernels/ops.h"
-#include "runtime/memory.h"
 #include "runtime/stream.h"
 
 namespace lodestone::bench {
@@ -22,56 +17,6 @@ namespace {
 constexpr int64_t kHidden = 256, kStreams = 4, kHeads = 4, kHeadDim = 512, kWindow = 128;
 constexpr int64_t kRopeDims = 64, kIndexHeads = 8, kIndexDim = 128, kTopK = 64;
 constexpr int64_t kExperts = 8, kChosen = 2, kWidth = 128, kVocab = 1024;
-
-// Owns the tensors of one benchmark.
-class Arena {
- public:
-  TensorView Zeros(DType dtype, std::initializer_list<int64_t> dims) {
-    TensorView view(nullptr, dtype, dims);
-    absl::StatusOr<Buffer> buffer = Buffer::Allocate(view.num_bytes());
-    CHECK(buffer.ok()) << buffer.status().message();
-    view.data = buffer->data();
-    buffers_.push_back(*std::move(buffer));
-    return view;
-  }
-  TensorView Random(DType dtype, std::initializer_list<int64_t> dims, float factor = 1.0f) {
-    TensorView view = Zeros(dtype, dims);
-    std::normal_distribution<float> normal(0.0f, factor);
-    for (int64_t i = 0; i < view.num_elements(); ++i) {
-      const float value = normal(random_);
-      if (dtype == DType::kBf16) view.as<uint16_t>()[i] = FloatToBf16(value);
-      else view.as<float>()[i] = value;
-    }
-    return view;
-  }
-  TensorView Ints(std::initializer_list<int64_t> dims, int32_t first, int32_t step) {
-    TensorView view = Zeros(DType::kI32, dims);
-    for (int64_t i = 0; i < view.num_elements(); ++i) {
-      view.as<int32_t>()[i] = first + static_cast<int32_t>(i) * step;
-    }
-    return view;
-  }
-  PackedWeight Weight(const Ops& ops, DType dtype, int64_t n, int64_t k, int64_t groups = 1) {
-    const TensorView source = Random(dtype, {groups * n, k}, 0.05f);
-    return ops.PackWeight(source, groups, Zeros(DType::kU8, {ops.PackedBytes(dtype, n, k, groups)}));
-  }
-
- private:
-  std::deque<Buffer> buffers_;
-  std::mt19937 random_{1};
-};
-
-// Tokens [first, first + T) of one sequence that has `pages` pages.
-BatchIndex OneSequence(Arena& arena, int64_t first, int64_t num_tokens) {
-  BatchIndex batch;
-  batch.positions = arena.Ints({num_tokens}, static_cast<int32_t>(first), 1);
-  batch.token_seq = arena.Ints({num_tokens}, 0, 0);
-  batch.seq_first = arena.Ints({1}, 0, 0);
-  batch.seq_tokens = arena.Ints({1}, static_cast<int32_t>(num_tokens), 0);
-  batch.seq_slot = arena.Ints({1}, 0, 0);
-  batch.block_table = arena.Ints({1, (first + num_tokens) / kPageTokens + 1}, 0, 1);
-  return batch;
-}
 
 class OpBench {
  public:
@@ -156,7 +101,8 @@ class OpBench {
     Measure("HcPre", {2.0 * T() * kMixes * kStreams * kHidden, T() * row},
             [&] { ops_.HcPre(pre, stream_); });
     HcPostParams post{.x = pre.x, .post = pre.post, .comb = pre.comb, .streams = pre.streams};
-    Measure("HcPost", {2.0 * T() * 20 * kHidden, 2 * T() * row}, [&] { ops_.HcPost(post, stream_); });
+    Measure("HcPost", {2.0 * T() * 20 * kHidden, 2 * T() * row},
+            [&] { ops_.HcPost(post, stream_); });
   }
 
   void Norms() {
@@ -167,27 +113,35 @@ class OpBench {
     const TensorView weight = arena.Random(DType::kBf16, {kHeadDim});
     const TensorView out = arena.Zeros(DType::kBf16, {tokens_, kHeadDim});
     const double row = static_cast<double>(kHeadDim * 2);
-    Measure("RmsNorm [512]", {0, 2 * T() * row}, [&] {
-      ops_.RmsNorm({.x = kv, .weight = weight, .eps = 1e-6f, .out = out}, stream_);
-    });
+    Measure("RmsNorm [512]", {0, 2 * T() * row},
+            [&] { ops_.RmsNorm({.x = kv, .weight = weight, .eps = 1e-6f, .out = out}, stream_); });
     const TensorView q = arena.Random(DType::kBf16, {tokens_, kHeads, kHeadDim});
     Measure("QueryNormRope", {0, 2 * T() * kHeads * row}, [&] {
-      ops_.QueryNormRope({.q = q, .positions = batch.positions, .freqs = freqs, .eps = 1e-6f}, stream_);
+      ops_.QueryNormRope({.q = q, .positions = batch.positions, .freqs = freqs, .eps = 1e-6f},
+                         stream_);
     });
     Measure("WindowLatent", {0, 2 * T() * row}, [&] {
-      ops_.WindowLatent({.kv = kv, .weight = weight, .positions = batch.positions, .freqs = freqs,
-                         .eps = 1e-6f, .latents = out},
+      ops_.WindowLatent({.kv = kv,
+                         .weight = weight,
+                         .positions = batch.positions,
+                         .freqs = freqs,
+                         .eps = 1e-6f,
+                         .latents = out},
                         stream_);
     });
     RowStore ring{arena.Zeros(DType::kU8, {1, kWindow, kHeadDim * 2}), {}};
     Measure("StoreWindow", {0, 2 * static_cast<double>(std::min(tokens_, kWindow)) * row}, [&] {
-      ops_.StoreWindow({.latents = kv, .batch = batch, .rope_dims = kRopeDims, .ring = ring}, stream_);
+      ops_.StoreWindow({.latents = kv, .batch = batch, .rope_dims = kRopeDims, .ring = ring},
+                       stream_);
     });
     const TensorView index_q = arena.Random(DType::kBf16, {tokens_, kIndexHeads, kIndexDim});
     const TensorView raw = arena.Random(DType::kBf16, {tokens_, kIndexHeads});
     const TensorView index_weight = arena.Zeros(DType::kF32, {tokens_, kIndexHeads});
     Measure("IndexQuery", {0, 2 * T() * kIndexHeads * kIndexDim * 2}, [&] {
-      ops_.IndexQuery({.q = index_q, .raw_weight = raw, .positions = batch.positions, .freqs = freqs,
+      ops_.IndexQuery({.q = index_q,
+                       .raw_weight = raw,
+                       .positions = batch.positions,
+                       .freqs = freqs,
                        .weight = index_weight},
                       stream_);
     });
@@ -211,7 +165,8 @@ class OpBench {
     params.state_score = arena.Random(DType::kF32, {1, state_rows, width});
     const int64_t pages = params.batch.block_table.shape[1];
     params.entries.payload = arena.Zeros(DType::kU8, {pages, kPageTokens / ratio, channels * 2});
-    Measure(name, {0, 2 * T() * static_cast<double>(width) * 4}, [&] { ops_.CompressKv(params, stream_); });
+    Measure(name, {0, 2 * T() * static_cast<double>(width) * 4},
+            [&] { ops_.CompressKv(params, stream_); });
   }
 
   void Indexer() {
@@ -318,8 +273,10 @@ class OpBench {
     runs[0].part[0] = cache.as<std::byte>();
     runs[0].part_bytes[0] = runs[0].part_stride[0] = kHeadDim * 2;
     RowDigests digests = {};
-    const MoveRowsParams params{.runs = runs, .slot = slot.as<std::byte>(),
-                                .slot_bytes = slot.num_bytes(), .digests = digests};
+    const MoveRowsParams params{.runs = runs,
+                                .slot = slot.as<std::byte>(),
+                                .slot_bytes = slot.num_bytes(),
+                                .digests = digests};
     const double bytes = static_cast<double>(slot.num_bytes());
     Measure("PackRows", {0, 2 * bytes}, [&] { ops_.PackRows(params, stream_); });
     Measure("ScatterRows", {0, 2 * bytes}, [&] { ops_.ScatterRows(params, stream_); });
@@ -342,7 +299,8 @@ int Main(int argc, char** argv) {
   bool force_avx2 = false;
   CLI::App app("Times the CPU ops beside this machine's limits");
   app.add_option("--threads", num_threads, "threads that share an op")->check(CLI::Range(1, 256));
-  app.add_option("--context", context, "position of the first token")->check(CLI::Range(512, 1 << 20));
+  app.add_option("--context", context, "position of the first token")
+      ->check(CLI::Range(512, 1 << 20));
   std::string only;
   app.add_option("--op", only, "only ops whose name starts with this");
   app.add_flag("--avx2", force_avx2, "use AVX2 even where AVX-512 exists");
@@ -356,8 +314,9 @@ int Main(int argc, char** argv) {
   Stream stream(&pool);
   const std::unique_ptr<Ops> ops = MakeCpuOps(num_threads, isa);
   const MachineLimits limits = MeasureLimits(SimdTableOf(isa), pool);
-  std::printf("%s, %d threads: %.0f GFLOP/s, cache %.1f GB/s, memory %.1f GB/s\n", SimdTableOf(isa).name,
-              num_threads, limits.flops / 1e9, limits.cache_bytes / 1e9, limits.memory_bytes / 1e9);
+  std::printf("%s, %d threads: %.0f GFLOP/s, cache %.1f GB/s, memory %.1f GB/s\n",
+              SimdTableOf(isa).name, num_threads, limits.flops / 1e9, limits.cache_bytes / 1e9,
+              limits.memory_bytes / 1e9);
   OpBench bench(*ops, stream, limits, only);
   for (int64_t tokens : {512, 16, 1}) {
     bench.Run(tokens, context);

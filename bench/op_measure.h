@@ -16,10 +16,11 @@ namespace lodestone::bench {
 
 using Clock = std::chrono::steady_clock;
 
-// Best time of one call in seconds: repeats for at least `budget` after one warm-up call. The best and
-// not the mean, because other processes share the machine.
+// Best time of one call in seconds: repeats for at least `budget` after one warm-up call. The best
+// and not the mean, because other processes share the machine.
 template <typename F>
-double BestSeconds(const F& call, std::chrono::milliseconds budget = std::chrono::milliseconds(200)) {
+double BestSeconds(const F& call,
+                   std::chrono::milliseconds budget = std::chrono::milliseconds(200)) {
   call();
   double best = 1e30;
   const auto end = Clock::now() + budget;

@@ -11,8 +11,8 @@ using cpu::kHeadBlock;
 using cpu::kKeyBlock;
 
 #if defined(__AVX512F__)
-constexpr int kScoreTile = 4;   // heads and keys of a register tile of dot products
-constexpr int kValueTile = 4;   // vectors of dims of a register tile of weighted sums
+constexpr int kScoreTile = 4;  // heads and keys of a register tile of dot products
+constexpr int kValueTile = 4;  // vectors of dims of a register tile of weighted sums
 #else
 constexpr int kScoreTile = 2;
 constexpr int kValueTile = 1;
@@ -48,7 +48,8 @@ LODESTONE_SIMD void DotTile(const AttendArgs& args, const void* const* keys, int
   }
 }
 
-// probs[h][j] = (q[h] . key[j]) * scale for all keys; -inf from num_keys to the next multiple of 16.
+// probs[h][j] = (q[h] . key[j]) * scale for all keys; -inf from num_keys to the next multiple
+// of 16.
 template <bool kBf16>
 LODESTONE_SIMD void ScoreKeys(const AttendArgs& args) {
   const float infinity = __builtin_inff();
@@ -71,7 +72,8 @@ LODESTONE_SIMD void ScoreKeys(const AttendArgs& args) {
     }
   }
   for (int h = 0; h < kHeadBlock; ++h) {
-    for (int64_t j = args.num_keys; j < padded; ++j) args.probs[h * args.probs_stride + j] = -infinity;
+    for (int64_t j = args.num_keys; j < padded; ++j)
+      args.probs[h * args.probs_stride + j] = -infinity;
   }
 }
 
@@ -142,8 +144,10 @@ void AttendOf(const AttendArgs& args) {
 }  // namespace
 
 void Attend(const AttendArgs& args) {
-  if (args.bf16) AttendOf<true>(args);
-  else AttendOf<false>(args);
+  if (args.bf16)
+    AttendOf<true>(args);
+  else
+    AttendOf<false>(args);
 }
 
 }  // namespace lodestone::LODESTONE_SIMD_NAMESPACE

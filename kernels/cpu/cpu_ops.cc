@@ -12,7 +12,8 @@ namespace {
 class CpuOps final : public Ops {
  public:
   CpuOps(int num_threads, CpuIsa isa)
-      : context_{SimdTableOf(isa), num_threads}, name_(isa == CpuIsa::kAvx512 ? "avx512" : "avx2") {}
+      : context_{SimdTableOf(isa), num_threads},
+        name_(isa == CpuIsa::kAvx512 ? "avx512" : "avx2") {}
 
   std::string_view name() const override { return name_; }
 

@@ -6,9 +6,9 @@
 #include "kernels/cpu/simd_table.h"
 #include "kernels/ops.h"
 
-// The CPU backend: each op splits its work into tasks for the stream's pool and calls the arithmetic
-// of one instruction set (simd_table.h). Results are the same to the bit for any number of threads,
-// any split of the batch and either instruction set.
+// The CPU backend: each op splits its work into tasks for the stream's pool and calls the
+// arithmetic of one instruction set (simd_table.h). Results are the same to the bit for any number
+// of threads, any split of the batch and either instruction set.
 namespace lodestone {
 
 enum class CpuIsa { kAvx2, kAvx512 };

@@ -18,7 +18,8 @@ void PackGroup(const T* source, int64_t row_stride, int64_t n, int64_t k, T* pac
   for (int64_t panel = 0; panel * kPanelOutputs < n; ++panel) {
     T* out = packed + panel * k * kPanelOutputs;
     const int64_t outputs = std::min(kPanelOutputs, n - panel * kPanelOutputs);
-    if (outputs < kPanelOutputs) std::memset(out, 0, static_cast<size_t>(k * kPanelOutputs) * sizeof(T));
+    if (outputs < kPanelOutputs)
+      std::memset(out, 0, static_cast<size_t>(k * kPanelOutputs) * sizeof(T));
     for (int64_t i = 0; i < outputs; ++i) {
       const T* row = source + (panel * kPanelOutputs + i) * row_stride;
       for (int64_t j = 0; j < k; ++j) out[j * kPanelOutputs + i] = row[j];
@@ -96,7 +97,8 @@ PackedWeight PackWeight(const TensorView& source, int64_t groups, const TensorVi
   for (int64_t g = 0; g < groups; ++g) {
     std::byte* out = packed.as<std::byte>() + g * (num_bytes / groups);
     if (source.dtype == DType::kBf16) {
-      PackGroup(source.row<uint16_t>(g * n), source.strides[0], n, k, reinterpret_cast<uint16_t*>(out));
+      PackGroup(source.row<uint16_t>(g * n), source.strides[0], n, k,
+                reinterpret_cast<uint16_t*>(out));
     } else {
       PackGroup(source.row<float>(g * n), source.strides[0], n, k, reinterpret_cast<float*>(out));
     }
@@ -120,7 +122,8 @@ void Linear(const Context& context, const LinearParams& p, ThreadPool& pool) {
     const int64_t first_row = task % row_tasks * split.rows;
     const int64_t first_panel = task / row_tasks % panel_tasks * split.panels;
     const int64_t group = task / row_tasks / panel_tasks;
-    GemmArgs args = GemmOf(p.x.Rows(first_row, std::min(split.rows, rows - first_row)), weight, group);
+    GemmArgs args =
+        GemmOf(p.x.Rows(first_row, std::min(split.rows, rows - first_row)), weight, group);
     SkipPanels(first_panel, &args);
     args.n = std::min(args.n, split.panels * kPanelOutputs);
     const int64_t first_output = group * weight.n + first_panel * kPanelOutputs;

@@ -3,25 +3,25 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/simd_functions.h"
 
-// Matrix products with lanes over outputs: every output is one lane of one accumulator, and its terms
-// are added in ascending k. So the tile shapes below are free to differ by instruction set and by
-// number of rows: no result depends on them.
+// Matrix products with lanes over outputs: every output is one lane of one accumulator, and its
+// terms are added in ascending k. So the tile shapes below are free to differ by instruction set
+// and by number of rows: no result depends on them.
 namespace lodestone::LODESTONE_SIMD_NAMESPACE {
 namespace {
 
 using cpu::GemmArgs;
 using cpu::kPanelOutputs;
 
-constexpr int64_t kRowChunk = 96;    // rows that share widened weights
-constexpr int64_t kPanelChunk = 8;   // panels that share widened rows
-constexpr int64_t kBlockK = 256;     // terms between two visits of the sums in memory
+constexpr int64_t kRowChunk = 96;   // rows that share widened weights
+constexpr int64_t kPanelChunk = 8;  // panels that share widened rows
+constexpr int64_t kBlockK = 256;    // terms between two visits of the sums in memory
 // Strides are odd numbers of cache lines, so that rows spread over the sets of the cache.
 constexpr int64_t kXStride = kBlockK + 16;
 constexpr int64_t kSumStride = kPanelChunk * kPanelOutputs + 16;
 
 #if defined(__AVX512F__)
 constexpr int kMaxTileRows = 12;
-constexpr int kTileVectors = 2;      // vectors of 16 outputs in a tile with many rows
+constexpr int kTileVectors = 2;              // vectors of 16 outputs in a tile with many rows
 constexpr int kFewRowVectors[] = {8, 4, 4};  // with 1, 2, 3 rows: enough chains to hide latency
 #else
 constexpr int kMaxTileRows = 6;
@@ -39,14 +39,17 @@ struct Scratch {
 
 template <typename W>
 LODESTONE_SIMD F32x16 LoadWeights(const W* p) {
-  if constexpr (sizeof(W) == 2) return LoadBf16(p);
-  else return Load(p);
+  if constexpr (sizeof(W) == 2)
+    return LoadBf16(p);
+  else
+    return Load(p);
 }
 
-// sums[r, v] += x[r, 0..num_k) . w for kRows rows and kVectors vectors of outputs; two vectors make a
-// panel, panels are `panel_stride` elements apart.
+// sums[r, v] += x[r, 0..num_k) . w for kRows rows and kVectors vectors of outputs; two vectors make
+// a panel, panels are `panel_stride` elements apart.
 template <int kRows, int kVectors, typename W>
-void Tile(const float* x, const W* w, int64_t panel_stride, int64_t num_k, bool first, float* sums) {
+void Tile(const float* x, const W* w, int64_t panel_stride, int64_t num_k, bool first,
+          float* sums) {
   F32x16 acc[kRows][kVectors];
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
@@ -99,21 +102,34 @@ using TileRowFunction = void (*)(const float*, const W*, int64_t, int64_t, bool,
 template <typename W>
 TileRowFunction<W> TileRowFor(int64_t rows) {
   switch (rows) {
-    case 1: return TileRow<1, W>;
-    case 2: return TileRow<2, W>;
-    case 3: return TileRow<3, W>;
-    case 4: return TileRow<4, W>;
-    case 5: return TileRow<5, W>;
-    case 6: return TileRow<6, W>;
+    case 1:
+      return TileRow<1, W>;
+    case 2:
+      return TileRow<2, W>;
+    case 3:
+      return TileRow<3, W>;
+    case 4:
+      return TileRow<4, W>;
+    case 5:
+      return TileRow<5, W>;
+    case 6:
+      return TileRow<6, W>;
 #if defined(__AVX512F__)
-    case 7: return TileRow<7, W>;
-    case 8: return TileRow<8, W>;
-    case 9: return TileRow<9, W>;
-    case 10: return TileRow<10, W>;
-    case 11: return TileRow<11, W>;
-    case 12: return TileRow<12, W>;
+    case 7:
+      return TileRow<7, W>;
+    case 8:
+      return TileRow<8, W>;
+    case 9:
+      return TileRow<9, W>;
+    case 10:
+      return TileRow<10, W>;
+    case 11:
+      return TileRow<11, W>;
+    case 12:
+      return TileRow<12, W>;
 #endif
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 
@@ -149,8 +165,10 @@ void WidenRows(const GemmArgs& args, int64_t first_row, int64_t num_rows, int64_
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t row = args.rows != nullptr ? args.rows[first_row + r] : first_row + r;
     const void* x = static_cast<const char*>(args.x) + row * row_bytes;
-    if (args.x_bf16) WidenTo<true>(x, first_k, num_k, out + r * kXStride);
-    else WidenTo<false>(x, first_k, num_k, out + r * kXStride);
+    if (args.x_bf16)
+      WidenTo<true>(x, first_k, num_k, out + r * kXStride);
+    else
+      WidenTo<false>(x, first_k, num_k, out + r * kXStride);
   }
 }
 
@@ -159,16 +177,20 @@ void StoreRow(const float* sums, int64_t n, void* out, int64_t first) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) StoreAct<kBf16>(out, first + i, Load(sums + i));
   if (i == n) return;
-  if constexpr (kBf16) StoreBf16Part(static_cast<uint16_t*>(out) + first + i, Load(sums + i), n - i);
-  else StorePart(static_cast<float*>(out) + first + i, Load(sums + i), n - i);
+  if constexpr (kBf16)
+    StoreBf16Part(static_cast<uint16_t*>(out) + first + i, Load(sums + i), n - i);
+  else
+    StorePart(static_cast<float*>(out) + first + i, Load(sums + i), n - i);
 }
 
 void StoreRows(const GemmArgs& args, int64_t first_row, int64_t num_rows, int64_t first_output,
                int64_t num_outputs, const float* sums) {
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t at = (first_row + r) * args.out_stride + first_output;
-    if (args.out_bf16) StoreRow<true>(sums + r * kSumStride, num_outputs, args.out, at);
-    else StoreRow<false>(sums + r * kSumStride, num_outputs, args.out, at);
+    if (args.out_bf16)
+      StoreRow<true>(sums + r * kSumStride, num_outputs, args.out, at);
+    else
+      StoreRow<false>(sums + r * kSumStride, num_outputs, args.out, at);
   }
 }
 
@@ -178,8 +200,8 @@ template <typename W>
 void AddTerms(const GemmArgs& args, int64_t num_rows, int64_t first_panel, int64_t num_panels,
               int64_t first_k, int64_t num_k, Scratch& scratch) {
   const int64_t panel_stride = args.k * kPanelOutputs;
-  const W* w = static_cast<const W*>(args.panels) + first_panel * panel_stride +
-               first_k * kPanelOutputs;
+  const W* w =
+      static_cast<const W*>(args.panels) + first_panel * panel_stride + first_k * kPanelOutputs;
   const bool first = first_k == 0;
   if (sizeof(W) == 4 || num_rows <= kMaxTileRows) {
     AllRows<W>(scratch.x, num_rows, w, panel_stride, num_k, first, num_panels * 2, scratch.sums);
@@ -209,8 +231,10 @@ void Gemm(const GemmArgs& args) {
       for (int64_t k = 0; k < args.k; k += kBlockK) {
         const int64_t num_k = Least(kBlockK, args.k - k);
         WidenRows(args, row, rows, k, num_k, scratch.x);
-        if (args.w_bf16) AddTerms<uint16_t>(args, rows, panel, panels, k, num_k, scratch);
-        else AddTerms<float>(args, rows, panel, panels, k, num_k, scratch);
+        if (args.w_bf16)
+          AddTerms<uint16_t>(args, rows, panel, panels, k, num_k, scratch);
+        else
+          AddTerms<float>(args, rows, panel, panels, k, num_k, scratch);
       }
       const int64_t output = panel * kPanelOutputs;
       StoreRows(args, row, rows, output, Least(panels * kPanelOutputs, args.n - output),

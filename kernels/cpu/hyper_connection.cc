@@ -31,8 +31,8 @@ float MeanSquareFactor(const Context& context, const TensorView& flat, int64_t t
 }
 
 // Collapses the streams of one token with `pre` and normalises the result.
-void CollapseAndNorm(const Context& context, const TensorView& streams, int64_t token, const float* pre,
-                     const TensorView& norm_weight, float eps, std::byte* x) {
+void CollapseAndNorm(const Context& context, const TensorView& streams, int64_t token,
+                     const float* pre, const TensorView& norm_weight, float eps, std::byte* x) {
   const int64_t dims = streams.shape[2];
   const bool bf16 = IsBf16(streams);
   context.simd.collapse_streams(RowPointer(streams, token), pre, streams.shape[1], dims, bf16, x);

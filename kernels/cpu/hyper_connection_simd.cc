@@ -109,8 +109,10 @@ void HcMix(const HcMixArgs& args) {
   }
   F32x16 comb[kMaxComb];
   for (int64_t i = 0; i < m * m; ++i) comb[i] = ScaledMix(args, 2 * m + i, args.scale[2]);
-  if (m == 4) Sinkhorn(comb, FourStreams(), args.sinkhorn_iters, eps);
-  else Sinkhorn(comb, m, args.sinkhorn_iters, eps);
+  if (m == 4)
+    Sinkhorn(comb, FourStreams(), args.sinkhorn_iters, eps);
+  else
+    Sinkhorn(comb, m, args.sinkhorn_iters, eps);
   for (int64_t i = 0; i < m * m; ++i) {
     StoreLanes(comb[i], args.num_tokens, m * m, args.comb + i);
   }
@@ -119,18 +121,24 @@ void HcMix(const HcMixArgs& args) {
 void HcPost(const void* x, const float* post, const float* comb, int64_t num_streams, int64_t n,
             bool bf16, void* streams) {
   if (num_streams == 4) {
-    if (bf16) HcPostOf<true>(x, post, comb, FourStreams(), n, streams);
-    else HcPostOf<false>(x, post, comb, FourStreams(), n, streams);
+    if (bf16)
+      HcPostOf<true>(x, post, comb, FourStreams(), n, streams);
+    else
+      HcPostOf<false>(x, post, comb, FourStreams(), n, streams);
   } else {
-    if (bf16) HcPostOf<true>(x, post, comb, num_streams, n, streams);
-    else HcPostOf<false>(x, post, comb, num_streams, n, streams);
+    if (bf16)
+      HcPostOf<true>(x, post, comb, num_streams, n, streams);
+    else
+      HcPostOf<false>(x, post, comb, num_streams, n, streams);
   }
 }
 
-void CollapseStreams(const void* streams, const float* pre, int64_t num_streams, int64_t n, bool bf16,
-                     void* out) {
-  if (bf16) CollapseOf<true>(streams, pre, num_streams, n, out);
-  else CollapseOf<false>(streams, pre, num_streams, n, out);
+void CollapseStreams(const void* streams, const float* pre, int64_t num_streams, int64_t n,
+                     bool bf16, void* out) {
+  if (bf16)
+    CollapseOf<true>(streams, pre, num_streams, n, out);
+  else
+    CollapseOf<false>(streams, pre, num_streams, n, out);
 }
 
 }  // namespace lodestone::LODESTONE_SIMD_NAMESPACE

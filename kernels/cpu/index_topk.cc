@@ -43,10 +43,14 @@ void KeepBest(Candidates* list, int64_t keep) {
 
 KeyCode CodeOf(IndexKeyFormat format) {
   switch (format) {
-    case IndexKeyFormat::kBf16: return KeyCode::kBf16;
-    case IndexKeyFormat::kF32: return KeyCode::kF32;
-    case IndexKeyFormat::kFp8: return KeyCode::kE4m3;
-    case IndexKeyFormat::kFp4: return KeyCode::kE2m1;
+    case IndexKeyFormat::kBf16:
+      return KeyCode::kBf16;
+    case IndexKeyFormat::kF32:
+      return KeyCode::kF32;
+    case IndexKeyFormat::kFp8:
+      return KeyCode::kE4m3;
+    case IndexKeyFormat::kFp4:
+      return KeyCode::kE2m1;
   }
   return KeyCode::kBf16;
 }
@@ -71,12 +75,14 @@ class TopK {
         keep_(params.top_entries.shape[1]),
         capacity_(2 * keep_ + kKeyPanel) {
     CHECK(dims_ % 32 == 0 && dims_ <= kMaxKeyDims && heads_ * dims_ <= kQueryFloats)
-        << "IndexTopK: " << heads_ << " heads of " << dims_ << " dims, want dims a multiple of 32 up to "
-        << kMaxKeyDims << " and at most " << kQueryFloats << " values a token";
+        << "IndexTopK: " << heads_ << " heads of " << dims_
+        << " dims, want dims a multiple of 32 up to " << kMaxKeyDims << " and at most "
+        << kQueryFloats << " values a token";
     const int64_t list_bytes = capacity_ * static_cast<int64_t>(sizeof(uint64_t));
-    CHECK(list_bytes <= kListBytes) << "IndexTopK: top-k is " << keep_ << ", limit is "
-                                    << kListBytes / 16 - kKeyPanel;
-    block_tokens_ = std::min({kMaxBlockTokens, kQueryFloats / (heads_ * dims_), kListBytes / list_bytes});
+    CHECK(list_bytes <= kListBytes)
+        << "IndexTopK: top-k is " << keep_ << ", limit is " << kListBytes / 16 - kKeyPanel;
+    block_tokens_ =
+        std::min({kMaxBlockTokens, kQueryFloats / (heads_ * dims_), kListBytes / list_bytes});
   }
 
   void Run() {
@@ -94,7 +100,8 @@ class TopK {
                ScoreBlock(block, item % parts, parts, slot);
                if (parts == 1) StoreBlock(block, slot);
              });
-    for (int64_t b = 0; parts > 1 && b < num_blocks; ++b) MergeParts(FindBlock(b), b * parts, parts);
+    for (int64_t b = 0; parts > 1 && b < num_blocks; ++b)
+      MergeParts(FindBlock(b), b * parts, parts);
   }
 
  private:
@@ -152,7 +159,8 @@ class TopK {
       slot.lists[i].items = reinterpret_cast<uint64_t*>(slot.items) + i * capacity_;
       if (slot.visible[i] == 0) continue;
       for (int64_t h = 0; h < heads_; ++h) {
-        simd_.widen(RowPointer(p_.q, token, h), IsBf16(p_.q), dims_, slot.q + (i * heads_ + h) * dims_);
+        simd_.widen(RowPointer(p_.q, token, h), IsBf16(p_.q), dims_,
+                    slot.q + (i * heads_ + h) * dims_);
       }
       std::copy_n(p_.weight.row<float>(token), heads_, slot.weight + i * heads_);
     }
@@ -204,7 +212,8 @@ class TopK {
       for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(i);
     } else {
       KeepBest(&list, keep_);
-      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(~static_cast<uint32_t>(list.items[i]));
+      for (int64_t i = 0; i < count; ++i)
+        out[i] = static_cast<int32_t>(~static_cast<uint32_t>(list.items[i]));
       std::sort(out, out + count);
     }
     std::fill(out + count, out + keep_, -1);

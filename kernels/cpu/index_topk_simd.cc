@@ -20,14 +20,12 @@ LODESTONE_SIMD float E8m0(uint8_t code) {
 
 // e4m3: exponent and mantissa put in place of fp32's, then the bias corrected by an exact product.
 LODESTONE_SIMD __m256 WidenE4m3(const uint8_t* p) {
-  const __m256i code =
-      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi32(0x7f));
   const __m256i sign = _mm256_slli_epi32(_mm256_xor_si256(code, magnitude), 24);
   const __m256 value = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(magnitude, 20)),
                                      _mm256_set1_ps(0x1p120f));
-  const __m256 is_nan =
-      _mm256_castsi256_ps(_mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f)));
+  const __m256 is_nan = _mm256_castsi256_ps(_mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f)));
   const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
   return _mm256_or_ps(_mm256_blendv_ps(value, nan, is_nan), _mm256_castsi256_ps(sign));
 }
@@ -36,12 +34,11 @@ LODESTONE_SIMD __m256 WidenE4m3(const uint8_t* p) {
 LODESTONE_SIMD __m256 WidenE2m1(const uint8_t* p) {
   const int32_t packed = static_cast<int32_t>(p[0] | p[1] << 8 | p[2] << 16) |
                          static_cast<int32_t>(static_cast<uint32_t>(p[3]) << 24);
-  const __m256i code = _mm256_srlv_epi32(_mm256_set1_epi32(packed),
-                                         _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+  const __m256i code =
+      _mm256_srlv_epi32(_mm256_set1_epi32(packed), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
   const __m256 table = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
   const __m256 magnitude = _mm256_permutevar8x32_ps(table, code);  // uses the low three bits
-  const __m256i sign =
-      _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(8)), 28);
+  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(8)), 28);
   return _mm256_or_ps(magnitude, _mm256_castsi256_ps(sign));
 }
 
@@ -186,10 +183,14 @@ LODESTONE_SIMD void Offer(const ScoreArgs& args, I32x16 order, int64_t first, ui
 
 void LoadKeyPanel(const KeyPanelArgs& args) {
   switch (args.code) {
-    case KeyCode::kBf16: return LoadPanel<KeyCode::kBf16>(args);
-    case KeyCode::kF32: return LoadPanel<KeyCode::kF32>(args);
-    case KeyCode::kE4m3: return LoadPanel<KeyCode::kE4m3>(args);
-    case KeyCode::kE2m1: return LoadPanel<KeyCode::kE2m1>(args);
+    case KeyCode::kBf16:
+      return LoadPanel<KeyCode::kBf16>(args);
+    case KeyCode::kF32:
+      return LoadPanel<KeyCode::kF32>(args);
+    case KeyCode::kE4m3:
+      return LoadPanel<KeyCode::kE4m3>(args);
+    case KeyCode::kE2m1:
+      return LoadPanel<KeyCode::kE2m1>(args);
   }
 }
 
@@ -208,8 +209,10 @@ void ScorePanel(const ScoreArgs& args) {
         const F32x16 scaled = Mul(score[v], Load(args.factor + first));
         if (args.scores != nullptr) {
           float* out = args.scores + token * args.scores_stride + args.first_entry + first;
-          if (left >= kLanes) Store(out, scaled);
-          else StorePart(out, scaled, left);
+          if (left >= kLanes)
+            Store(out, scaled);
+          else
+            StorePart(out, scaled, left);
         }
         if (args.candidates != nullptr) {
           const uint32_t mask = left >= kLanes ? 0xffffu : (1u << left) - 1;

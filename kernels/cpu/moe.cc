@@ -10,10 +10,10 @@
 namespace lodestone::cpu {
 namespace {
 
-constexpr int64_t kMaxChosen = 63;         // experts per token
-constexpr int64_t kBlockTokens = 512;      // tokens whose experts run together: bounds the scratch
-constexpr int64_t kTaskRows = 96;          // rows of one expert in a task
-constexpr int64_t kGatePanels = 4;         // panels of w1 and w3 in a task
+constexpr int64_t kMaxChosen = 63;     // experts per token
+constexpr int64_t kBlockTokens = 512;  // tokens whose experts run together: bounds the scratch
+constexpr int64_t kTaskRows = 96;      // rows of one expert in a task
+constexpr int64_t kGatePanels = 4;     // panels of w1 and w3 in a task
 constexpr int64_t kRouteRows = 64;
 
 // Safe for any g: no overflow above, no loss below.
@@ -60,8 +60,8 @@ void RouteToken(const MoeRouteParams& p, int64_t token, float* scores) {
   for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(scores[experts[i]]);
   const bool usable = sum > 0 && std::isfinite(sum);
   for (int64_t i = 0; i < count; ++i) {
-    const double share = usable ? static_cast<double>(scores[experts[i]]) / sum
-                                : 1.0 / static_cast<double>(count);
+    const double share =
+        usable ? static_cast<double>(scores[experts[i]]) / sum : 1.0 / static_cast<double>(count);
     weights[i] = static_cast<float>(share * static_cast<double>(p.scale));
   }
 }
@@ -89,11 +89,11 @@ class Carver {
 };
 
 struct Sizes {
-  int64_t tokens;   // of a block
-  int64_t chosen;   // routed experts per token
+  int64_t tokens;  // of a block
+  int64_t chosen;  // routed experts per token
   int64_t hidden;
   int64_t width;
-  int64_t experts;  // routed
+  int64_t experts;                                         // routed
   int64_t slots() const { return tokens * (chosen + 1); }  // (token, expert) pairs, shared included
   int64_t tasks() const { return slots() / kTaskRows + experts + 1; }
   int64_t ScratchBytes() const {
@@ -173,7 +173,8 @@ class ExpertBlock {
     for (int32_t expert = 0; expert <= sizes_.experts; ++expert) {
       const int32_t end = next_[expert];
       for (; begin < end; begin += static_cast<int32_t>(kTaskRows)) {
-        tasks_[num_tasks_++] = {expert, begin, std::min(static_cast<int32_t>(kTaskRows), end - begin)};
+        tasks_[num_tasks_++] = {expert, begin,
+                                std::min(static_cast<int32_t>(kTaskRows), end - begin)};
       }
       begin = end;
     }
@@ -229,7 +230,8 @@ class ExpertBlock {
     GemmArgs args = GemmOf(inner, Weights(rows.expert).w2, 0);
     SkipPanels(first_panel, &args);
     args.n = std::min(args.n, 2 * kGatePanels * kPanelOutputs);
-    args.out = result_ + (rows.first * sizes_.hidden + first_panel * kPanelOutputs) * element_bytes();
+    args.out =
+        result_ + (rows.first * sizes_.hidden + first_panel * kPanelOutputs) * element_bytes();
     args.out_bf16 = bf16_;
     args.out_stride = sizes_.hidden;
     simd_.gemm(args);
@@ -250,13 +252,13 @@ class ExpertBlock {
   const int64_t first_token_;
   const Sizes sizes_;
   const bool bf16_;
-  int32_t* token_ = nullptr;      // [slots]  row of x
-  float* weight_ = nullptr;       // [slots]
-  int32_t* slot_ = nullptr;       // [tokens, chosen + 1]
-  int32_t* next_ = nullptr;       // [experts + 2]
+  int32_t* token_ = nullptr;  // [slots]  row of x
+  float* weight_ = nullptr;   // [slots]
+  int32_t* slot_ = nullptr;   // [tokens, chosen + 1]
+  int32_t* next_ = nullptr;   // [experts + 2]
   ExpertRows* tasks_ = nullptr;
-  std::byte* inner_ = nullptr;    // act [slots, width]
-  std::byte* result_ = nullptr;   // act [slots, hidden]
+  std::byte* inner_ = nullptr;   // act [slots, width]
+  std::byte* result_ = nullptr;  // act [slots, hidden]
   int64_t num_tasks_ = 0;
 };
 
@@ -265,7 +267,8 @@ class ExpertBlock {
 void MoeRoute(const Context& context, const MoeRouteParams& p, ThreadPool& pool) {
   constexpr int64_t kMaxExperts = 1024;
   const int64_t num_experts = p.gate.n;
-  CHECK(num_experts <= kMaxExperts) << "model has " << num_experts << " experts, limit is " << kMaxExperts;
+  CHECK(num_experts <= kMaxExperts)
+      << "model has " << num_experts << " experts, limit is " << kMaxExperts;
   const int64_t token_ns = GemmNs(1, num_experts, p.x.shape[1], true) / 4 + 30 * num_experts;
   ForRanges(pool, p.x.shape[0], token_ns, 1, [&](int64_t first, int64_t count) {
     alignas(64) float products[16 * kMaxExperts];
@@ -286,7 +289,8 @@ void MoeRoute(const Context& context, const MoeRouteParams& p, ThreadPool& pool)
 
 int64_t MoeExpertsScratchBytes(int64_t num_tokens, int64_t experts_per_token, int64_t hidden,
                                int64_t width, int64_t num_experts) {
-  const Sizes sizes{std::min(num_tokens, kBlockTokens), experts_per_token, hidden, width, num_experts};
+  const Sizes sizes{std::min(num_tokens, kBlockTokens), experts_per_token, hidden, width,
+                    num_experts};
   return sizes.ScratchBytes();
 }
 

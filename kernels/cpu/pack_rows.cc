@@ -8,9 +8,9 @@
 namespace lodestone::cpu {
 namespace {
 
-// Calls visit(part address, slot address, bytes) for every part of rows [first, first + count) of all
-// rows in slot order, then adds the row's digest, taken from the cache side. Digests commute, so
-// ranges may run in any order.
+// Calls visit(part address, slot address, bytes) for every part of rows [first, first + count) of
+// all rows in slot order, then adds the row's digest, taken from the cache side. Digests commute,
+// so ranges may run in any order.
 template <typename Visit>
 void VisitRows(const MoveRowsParams& p, int64_t first, int64_t count, const Visit& visit) {
   RowDigests digests = {};

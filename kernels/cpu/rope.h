@@ -16,7 +16,8 @@ struct RopeRow {
   alignas(64) float sin[kMaxDims];
 
   RopeRow(int32_t position, const TensorView& freqs, bool inverse) : dims(2 * freqs.shape[0]) {
-    CHECK(dims <= kMaxDims) << "model has " << dims << " rotary dims, the CPU ops take " << kMaxDims;
+    CHECK(dims <= kMaxDims) << "model has " << dims << " rotary dims, the CPU ops take "
+                            << kMaxDims;
     for (int64_t i = 0; i < freqs.shape[0]; ++i) {
       const CosSin angle = RopeAngle(position, freqs.as<float>()[i]);
       cos[2 * i] = angle.cos;

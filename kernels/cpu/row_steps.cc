@@ -58,8 +58,8 @@ void TransformRow(const SimdTable& simd, std::byte* x, int64_t n, bool bf16) {
   simd.hadamard(x, n, factor, bf16);
 }
 
-void StoreLatent(const SimdTable& simd, const std::byte* x, bool bf16, int64_t dims, int64_t rope_dims,
-                 KvFormat format, const StoredRow& stored) {
+void StoreLatent(const SimdTable& simd, const std::byte* x, bool bf16, int64_t dims,
+                 int64_t rope_dims, KvFormat format, const StoredRow& stored) {
   if (SameBytes(format, bf16)) {
     std::memcpy(stored.payload, x, static_cast<size_t>(dims * (bf16 ? 2 : 4)));
     return;

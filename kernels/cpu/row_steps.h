@@ -8,8 +8,8 @@
 #include "kernels/cpu/simd_table.h"
 #include "runtime/cache_format.h"
 
-// Steps that several ops do to one activation row (bf16 or fp32), between SIMD and the scalar codecs
-// of kernels/numeric.
+// Steps that several ops do to one activation row (bf16 or fp32), between SIMD and the scalar
+// codecs of kernels/numeric.
 namespace lodestone::cpu {
 
 inline constexpr int64_t kMaxRowDims = 1024;  // of a latent or index key
@@ -25,8 +25,8 @@ float CodeFp8Row(const SimdTable& simd, std::byte* x, int64_t n, bool bf16);
 // Hadamard transform times n^-1/2, rounded.
 void TransformRow(const SimdTable& simd, std::byte* x, int64_t n, bool bf16);
 
-void StoreLatent(const SimdTable& simd, const std::byte* x, bool bf16, int64_t dims, int64_t rope_dims,
-                 KvFormat format, const StoredRow& stored);
+void StoreLatent(const SimdTable& simd, const std::byte* x, bool bf16, int64_t dims,
+                 int64_t rope_dims, KvFormat format, const StoredRow& stored);
 void StoreIndexKey(const SimdTable& simd, const std::byte* x, bool bf16, int64_t dims,
                    IndexKeyFormat format, const StoredRow& stored);
 

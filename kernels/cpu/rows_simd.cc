@@ -11,8 +11,10 @@ namespace {
 template <bool kBf16>
 LODESTONE_SIMD F32x16 LoadRow(const void* row, int64_t i, int64_t n) {
   if (i + kLanes <= n) return LoadAct<kBf16>(row, i);
-  if constexpr (kBf16) return LoadBf16Part(static_cast<const uint16_t*>(row) + i, n - i);
-  else return LoadPart(static_cast<const float*>(row) + i, n - i);
+  if constexpr (kBf16)
+    return LoadBf16Part(static_cast<const uint16_t*>(row) + i, n - i);
+  else
+    return LoadPart(static_cast<const float*>(row) + i, n - i);
 }
 
 template <bool kBf16>
@@ -163,8 +165,10 @@ void Widen(const void* x, bool bf16, int64_t n, float* out) {
 void Narrow(const float* x, int64_t n, bool bf16, void* out) {
   for (int64_t i = 0; i < n; i += kLanes) {
     const F32x16 a = LoadRow<false>(x, i, n);
-    if (bf16) StoreRow<true>(out, i, n, a);
-    else StoreRow<false>(out, i, n, a);
+    if (bf16)
+      StoreRow<true>(out, i, n, a);
+    else
+      StoreRow<false>(out, i, n, a);
   }
 }
 
@@ -173,34 +177,46 @@ float SumSquares(const void* x, bool bf16, int64_t n) {
 }
 
 void RmsNorm(const void* x, const uint16_t* weight, float eps, int64_t n, bool bf16, void* out) {
-  if (bf16) RmsNormOf<true>(x, weight, eps, n, out);
-  else RmsNormOf<false>(x, weight, eps, n, out);
+  if (bf16)
+    RmsNormOf<true>(x, weight, eps, n, out);
+  else
+    RmsNormOf<false>(x, weight, eps, n, out);
 }
 
 void QueryNorm(void* x, float eps, int64_t n, bool bf16) {
-  if (bf16) QueryNormOf<true>(x, eps, n);
-  else QueryNormOf<false>(x, eps, n);
+  if (bf16)
+    QueryNormOf<true>(x, eps, n);
+  else
+    QueryNormOf<false>(x, eps, n);
 }
 
 void Rotate(void* x, const float* cos, const float* sin, int64_t n, bool bf16) {
-  if (bf16) RotateOf<true>(x, cos, sin, n);
-  else RotateOf<false>(x, cos, sin, n);
+  if (bf16)
+    RotateOf<true>(x, cos, sin, n);
+  else
+    RotateOf<false>(x, cos, sin, n);
 }
 
 void Hadamard(void* x, int64_t n, float factor, bool bf16) {
-  if (bf16) HadamardOf<true>(x, n, factor);
-  else HadamardOf<false>(x, n, factor);
+  if (bf16)
+    HadamardOf<true>(x, n, factor);
+  else
+    HadamardOf<false>(x, n, factor);
 }
 
 void Swiglu(const float* gate, const float* up, float limit, float weight, int64_t n, bool bf16,
             void* out) {
-  if (bf16) SwigluOf<true>(gate, up, limit, weight, n, out);
-  else SwigluOf<false>(gate, up, limit, weight, n, out);
+  if (bf16)
+    SwigluOf<true>(gate, up, limit, weight, n, out);
+  else
+    SwigluOf<false>(gate, up, limit, weight, n, out);
 }
 
 void AddRows(const void* const* rows, int64_t num_rows, int64_t n, bool bf16, void* out) {
-  if (bf16) AddRowsOf<true>(rows, num_rows, n, out);
-  else AddRowsOf<false>(rows, num_rows, n, out);
+  if (bf16)
+    AddRowsOf<true>(rows, num_rows, n, out);
+  else
+    AddRowsOf<false>(rows, num_rows, n, out);
 }
 
 }  // namespace lodestone::LODESTONE_SIMD_NAMESPACE

@@ -20,8 +20,8 @@ void Swiglu(const float* gate, const float* up, float limit, float weight, int64
             void* out);
 void AddRows(const void* const* rows, int64_t num_rows, int64_t n, bool bf16, void* out);
 
-void CollapseStreams(const void* streams, const float* pre, int64_t num_streams, int64_t n, bool bf16,
-                     void* out);
+void CollapseStreams(const void* streams, const float* pre, int64_t num_streams, int64_t n,
+                     bool bf16, void* out);
 void HcMix(const cpu::HcMixArgs& args);
 void HcPost(const void* x, const float* post, const float* comb, int64_t num_streams, int64_t n,
             bool bf16, void* streams);

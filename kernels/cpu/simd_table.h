@@ -128,8 +128,8 @@ struct SimdTable {
   void (*rms_norm)(const void* x, const uint16_t* weight, float eps, int64_t n, bool bf16,
                    void* out);
   void (*query_norm)(void* x, float eps, int64_t n, bool bf16);
-  // Rotates the pairs of x[0, n) in place and rounds. angles: cos of each dim, then sin of each dim,
-  // the sin of even dims negated.
+  // Rotates the pairs of x[0, n) in place and rounds. angles: cos of each dim, then sin of each
+  // dim, the sin of even dims negated.
   void (*rotate)(void* x, const float* cos, const float* sin, int64_t n, bool bf16);
   void (*hadamard)(void* x, int64_t n, float factor, bool bf16);  // n a power of two >= 16
   // out = round(sum_m pre[m] * streams[m]); streams [M, n].
@@ -143,10 +143,10 @@ struct SimdTable {
   void (*load_key_panel)(const KeyPanelArgs& args);
   void (*score_panel)(const ScoreArgs& args);
   void (*attend)(const AttendArgs& args);
-  // out = round(silu(min(gate, limit)) * clamp(up, -limit, limit) * weight); gate and up are rounded
-  // first.
-  void (*swiglu)(const float* gate, const float* up, float limit, float weight, int64_t n, bool bf16,
-                 void* out);
+  // out = round(silu(min(gate, limit)) * clamp(up, -limit, limit) * weight); gate and up are
+  // rounded first.
+  void (*swiglu)(const float* gate, const float* up, float limit, float weight, int64_t n,
+                 bool bf16, void* out);
   // out = round(sum of the rows, in order).
   void (*add_rows)(const void* const* rows, int64_t num_rows, int64_t n, bool bf16, void* out);
   // Benchmarks: `iterations` rounds of 16 independent fused multiply-adds of 16 lanes; the sum of

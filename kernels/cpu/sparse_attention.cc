@@ -65,7 +65,9 @@ class Attention {
 
  private:
   int64_t NumEntries(int64_t position) const {
-    return p_.ratio == 128 ? (position + 1) / p_.ratio : p_.ratio == 4 ? p_.top_entries.shape[1] : 0;
+    return p_.ratio == 128 ? (position + 1) / p_.ratio
+           : p_.ratio == 4 ? p_.top_entries.shape[1]
+                           : 0;
   }
   int64_t LongestKeys() const {
     int64_t longest = 0;
@@ -136,7 +138,8 @@ class Attention {
       const int64_t head = first_head + std::min(h, num_heads - 1);
       context_.simd.widen(RowPointer(p_.q, token, head), bf16_, dim_, lane.q + h * dim_);
     }
-    CHECK(heads_ == 1 || p_.out.strides[1] == dim_) << "SparseAttention: heads of out are not dense";
+    CHECK(heads_ == 1 || p_.out.strides[1] == dim_)
+        << "SparseAttention: heads of out are not dense";
     AttendArgs args;
     args.q = lane.q;
     args.keys = lane.keys;

@@ -62,11 +62,21 @@ OpRun CompressRun(const Case& c, std::vector<int64_t> lengths, int64_t chunk, In
         const TestBatch batch = all.Only(seq, part);
         ops.CompressKv({.kv = kv.view().Rows(part.first_position, part.num_tokens),
                         .score = score.view().Rows(part.first_position, part.num_tokens),
-                        .ape = ape, .norm_weight = norm_weight, .freqs = freqs, .ratio = c.ratio,
-                        .eps = 1e-6f, .batch = batch.index, .act = c.act, .row = c.row,
-                        .round_fp8 = c.round_fp8, .kv_format = c.kv_format,
-                        .index_rounding = c.index_rounding, .index_format = c.index_format,
-                        .state_kv = state_kv, .state_score = state_score, .entries = entries.store},
+                        .ape = ape,
+                        .norm_weight = norm_weight,
+                        .freqs = freqs,
+                        .ratio = c.ratio,
+                        .eps = 1e-6f,
+                        .batch = batch.index,
+                        .act = c.act,
+                        .row = c.row,
+                        .round_fp8 = c.round_fp8,
+                        .kv_format = c.kv_format,
+                        .index_rounding = c.index_rounding,
+                        .index_format = c.index_format,
+                        .state_kv = state_kv,
+                        .state_score = state_score,
+                        .entries = entries.store},
                        stream);
       }
     }
@@ -86,7 +96,8 @@ OpRun CompressRun(const Case& c, std::vector<int64_t> lengths, int64_t chunk, In
         if (c.row == CompressedRow::kLatent) {
           DecodeLatentRow(c.kv_format, payload, scale, 512, 64, values.data());
         } else {
-          const float factor = DecodeIndexKeyRow(c.index_format, payload, scale, 128, values.data());
+          const float factor =
+              DecodeIndexKeyRow(c.index_format, payload, scale, 128, values.data());
           for (float& value : values) value *= factor;
         }
         result.floats.insert(result.floats.end(), values.begin(), values.end());
@@ -108,7 +119,8 @@ TEST(CpuCompressKvTest, MatchesTheReference) {
       const double relative = c.act == DType::kF32 ? 1e-4 : fp4 ? 0.5 : fp8 ? 0.13 : 3 * kBf16Ulp;
       const double absolute = c.act == DType::kF32 ? 1e-5 : fp4 ? 0.6 : 0.03;
       ExpectNear(got.floats, want.floats, relative, absolute);
-      const size_t state_bytes = static_cast<size_t>(2 * 3 * (c.ratio == 4 ? 8 : 128) * c.width() * 4);
+      const size_t state_bytes =
+          static_cast<size_t>(2 * 3 * (c.ratio == 4 ? 8 : 128) * c.width() * 4);
       EXPECT_TRUE(std::equal(got.bytes.end() - static_cast<std::ptrdiff_t>(state_bytes),
                              got.bytes.end(),
                              want.bytes.end() - static_cast<std::ptrdiff_t>(state_bytes)));

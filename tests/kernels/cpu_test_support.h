@@ -39,8 +39,8 @@ OpResult RunReference(const OpRun& op);
 void ExpectNear(const std::vector<float>& got, const std::vector<float>& want, double relative,
                 double absolute);
 
-// One unit in the last place of bf16, relative to a value: two roundings of nearly equal numbers may
-// differ by this much.
+// One unit in the last place of bf16, relative to a value: two roundings of nearly equal numbers
+// may differ by this much.
 inline constexpr double kBf16Ulp = 1.0 / 128;
 
 // [0, total) cut into chunks of `chunk` tokens; 0: whole.

@@ -35,12 +35,22 @@ OpRun PreAndPost(const HcInputs& in, int64_t chunk) {
       const auto rows = [&](const TensorView& view) {
         return view.Rows(part.first_position, part.num_tokens);
       };
-      ops.HcPre({.streams = rows(streams), .fn = fn.weight, .base = in.base, .scale = in.scale,
-                 .norm_weight = in.norm_weight, .rms_eps = kEps, .hc_eps = kEps, .sinkhorn_iters = 20,
-                 .scratch = scratch, .x = rows(x), .post = rows(post), .comb = rows(comb)},
+      ops.HcPre({.streams = rows(streams),
+                 .fn = fn.weight,
+                 .base = in.base,
+                 .scale = in.scale,
+                 .norm_weight = in.norm_weight,
+                 .rms_eps = kEps,
+                 .hc_eps = kEps,
+                 .sinkhorn_iters = 20,
+                 .scratch = scratch,
+                 .x = rows(x),
+                 .post = rows(post),
+                 .comb = rows(comb)},
                 stream);
-      ops.HcPost({.x = rows(in.x), .post = rows(post), .comb = rows(comb), .streams = rows(streams)},
-                 stream);
+      ops.HcPost(
+          {.x = rows(in.x), .post = rows(post), .comb = rows(comb), .streams = rows(streams)},
+          stream);
     }
     OpResult result;
     for (const HostTensor* tensor : {&x, &post, &comb, &streams}) result.Add(*tensor);
@@ -48,17 +58,18 @@ OpRun PreAndPost(const HcInputs& in, int64_t chunk) {
   };
 }
 
-// fp32 sums of 4D terms, exp and 20 Sinkhorn passes: 1e-4 of the largest values, which are O(1) here
-// except the streams (O(100) with outliers). bf16 results are rounded twice (u, then x).
+// fp32 sums of 4D terms, exp and 20 Sinkhorn passes: 1e-4 of the largest values, which are O(1)
+// here except the streams (O(100) with outliers). bf16 results are rounded twice (u, then x).
 TEST(CpuHyperConnectionTest, PreAndPostMatchTheReference) {
   for (DType act : {DType::kBf16, DType::kF32}) {
-    for (InputKind kind : {InputKind::kNormal, InputKind::kOutlier, InputKind::kTiny,
-                           InputKind::kZeros}) {
+    for (InputKind kind :
+         {InputKind::kNormal, InputKind::kOutlier, InputKind::kTiny, InputKind::kZeros}) {
       for (int64_t m : {4, 2}) {
         const HcInputs in(act, 21, m, 96, kind);
         const double relative = act == DType::kBf16 ? 2 * kBf16Ulp : 1e-4;
-        ExpectNear(RunOnAllBackends(PreAndPost(in, 0)).floats, RunReference(PreAndPost(in, 0)).floats,
-                   relative, act == DType::kBf16 ? 1e-3 : 1e-4);
+        ExpectNear(RunOnAllBackends(PreAndPost(in, 0)).floats,
+                   RunReference(PreAndPost(in, 0)).floats, relative,
+                   act == DType::kBf16 ? 1e-3 : 1e-4);
       }
     }
   }
@@ -80,9 +91,15 @@ TEST(CpuHyperConnectionTest, HeadCollapsesChosenRows) {
     const OpRun head = [&](const Ops& ops, Stream& stream) {
       const PackedTensor fn = Pack(ops, in.head_fn);
       HostTensor x(act, {19, 128});
-      ops.HcHead({.streams = in.streams, .rows = rows, .fn = fn.weight, .base = in.head_base,
-                  .scale = in.head_scale, .norm_weight = in.norm_weight, .rms_eps = kEps,
-                  .hc_eps = kEps, .x = x},
+      ops.HcHead({.streams = in.streams,
+                  .rows = rows,
+                  .fn = fn.weight,
+                  .base = in.head_base,
+                  .scale = in.head_scale,
+                  .norm_weight = in.norm_weight,
+                  .rms_eps = kEps,
+                  .hc_eps = kEps,
+                  .x = x},
                  stream);
       OpResult result;
       result.Add(x);

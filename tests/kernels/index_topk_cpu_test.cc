@@ -40,10 +40,15 @@ OpRun TopKRun(const TopKInputs& in, int64_t k, bool with_scores) {
     HostTensor top(DType::kI32, {tokens, k});
     HostTensor scores(DType::kF32, {tokens, std::max<int64_t>(in.longest, 1)});
     const HostTensor scratch(DType::kU8, {ops.IndexTopKScratchBytes(tokens, in.longest)});
-    const IndexTopKParams params{.q = in.q, .weight = in.weight, .keys = in.keys.store, .format = in.format,
-                           .batch = in.batch.index, .num_visible = in.visible, .scratch = scratch,
-                           .top_entries = top,
-                           .scores = with_scores ? scores.view() : TensorView()};
+    const IndexTopKParams params{.q = in.q,
+                                 .weight = in.weight,
+                                 .keys = in.keys.store,
+                                 .format = in.format,
+                                 .batch = in.batch.index,
+                                 .num_visible = in.visible,
+                                 .scratch = scratch,
+                                 .top_entries = top,
+                                 .scores = with_scores ? scores.view() : TensorView()};
     ops.IndexTopK(params, stream);
     OpResult result;
     result.AddBytes(top);
@@ -58,7 +63,8 @@ std::vector<int32_t> Best(const float* scores, int32_t count, int64_t k) {
   std::vector<int32_t> order(static_cast<size_t>(count));
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    if (std::isnan(scores[a]) || std::isnan(scores[b])) return std::isnan(scores[b]) && !std::isnan(scores[a]);
+    if (std::isnan(scores[a]) || std::isnan(scores[b]))
+      return std::isnan(scores[b]) && !std::isnan(scores[a]);
     return scores[a] > scores[b];
   });
   order.resize(std::min<size_t>(order.size(), static_cast<size_t>(k)));
@@ -108,8 +114,8 @@ TEST(CpuIndexTopKTest, TakesTheHighestTopKAndManyHeads) {
 
 // fp32 sums of 128 products and of the heads, relative to the size of the terms.
 TEST(CpuIndexTopKTest, ScoresMatchTheReferenceInEveryFormat) {
-  for (IndexKeyFormat format : {IndexKeyFormat::kBf16, IndexKeyFormat::kFp8, IndexKeyFormat::kFp4,
-                                IndexKeyFormat::kF32}) {
+  for (IndexKeyFormat format :
+       {IndexKeyFormat::kBf16, IndexKeyFormat::kFp8, IndexKeyFormat::kFp4, IndexKeyFormat::kF32}) {
     const DType act = format == IndexKeyFormat::kF32 ? DType::kF32 : DType::kBf16;
     const TopKInputs in({{500, 37}, {3, 2}}, 11, format, InputKind::kNormal, act);
     const OpRun run = TopKRun(in, 1000, true);  // all entries: only scores can differ
@@ -145,9 +151,15 @@ TEST(CpuIndexTopKTest, TokensDoNotDependOnTheirChunk) {
         const auto rows = [&](const TensorView& view) {
           return view.Rows(part.first_position, part.num_tokens);
         };
-        ops.IndexTopK({.q = rows(in.q), .weight = rows(in.weight), .keys = in.keys.store,
-                       .format = in.format, .batch = batch.index, .num_visible = rows(in.visible),
-                       .scratch = scratch, .top_entries = rows(top), .scores = rows(scores)},
+        ops.IndexTopK({.q = rows(in.q),
+                       .weight = rows(in.weight),
+                       .keys = in.keys.store,
+                       .format = in.format,
+                       .batch = batch.index,
+                       .num_visible = rows(in.visible),
+                       .scratch = scratch,
+                       .top_entries = rows(top),
+                       .scores = rows(scores)},
                       stream);
       }
       OpResult result;

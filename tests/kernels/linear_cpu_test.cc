@@ -12,10 +12,10 @@ struct Shape {
   int64_t rows, n, k, groups;
 };
 
-constexpr Shape kShapes[] = {
-    {1, 1, 1, 1},     {1, 31, 17, 1},    {2, 33, 64, 1},    {3, 96, 255, 1},   {4, 64, 256, 2},
-    {5, 160, 257, 1}, {7, 24, 1024, 1},  {12, 128, 128, 1}, {13, 288, 513, 1}, {16, 100, 300, 3},
-    {97, 40, 70, 2},  {200, 512, 256, 1}};
+constexpr Shape kShapes[] = {{1, 1, 1, 1},      {1, 31, 17, 1},    {2, 33, 64, 1},
+                             {3, 96, 255, 1},   {4, 64, 256, 2},   {5, 160, 257, 1},
+                             {7, 24, 1024, 1},  {12, 128, 128, 1}, {13, 288, 513, 1},
+                             {16, 100, 300, 3}, {97, 40, 70, 2},   {200, 512, 256, 1}};
 
 HostTensor Absolute(const HostTensor& source) {
   HostTensor result = source.Clone();
@@ -42,11 +42,13 @@ TEST(CpuLinearTest, IsWithinTheRoundingErrorOfItsSums) {
       for (DType act : {DType::kBf16, DType::kF32}) {
         for (DType weight_dtype : {DType::kBf16, DType::kF32}) {
           const HostTensor x = Random(act, {shape.rows, shape.groups * shape.k}, 1, kind);
-          const HostTensor w = Random(weight_dtype, {shape.groups * shape.n, shape.k}, 2, kind, 0.1f);
+          const HostTensor w =
+              Random(weight_dtype, {shape.groups * shape.n, shape.k}, 2, kind, 0.1f);
           const auto got = RunOnAllBackends(LinearRun(x, w, shape.groups, act)).floats;
           const auto want = RunReference(LinearRun(x, w, shape.groups, act)).floats;
           const HostTensor abs_x = Absolute(x), abs_w = Absolute(w);
-          const auto sizes = RunReference(LinearRun(abs_x, abs_w, shape.groups, DType::kF32)).floats;
+          const auto sizes =
+              RunReference(LinearRun(abs_x, abs_w, shape.groups, DType::kF32)).floats;
           ASSERT_EQ(got.size(), want.size());
           for (size_t i = 0; i < got.size(); ++i) {
             const double error = std::ldexp(static_cast<double>(shape.k) * sizes[i], -24);

@@ -8,8 +8,8 @@
 namespace lodestone {
 namespace {
 
-// Scores are within 1e-6 of the reference; the experts must be the same unless two biased scores are
-// that close, which random ones are not.
+// Scores are within 1e-6 of the reference; the experts must be the same unless two biased scores
+// are that close, which random ones are not.
 TEST(CpuMoeRouteTest, MatchesTheReference) {
   constexpr int64_t kTokens = 70;
   for (int64_t num_experts : {8, 256}) {
@@ -18,7 +18,8 @@ TEST(CpuMoeRouteTest, MatchesTheReference) {
       const HostTensor gate = Random(DType::kBf16, {num_experts, 64}, 2);
       const HostTensor bias = Random(DType::kF32, {num_experts}, 3);
       HostTensor ids(DType::kI32, {kTokens}), tid2eid(DType::kI32, {10, 6});
-      for (int64_t i = 0; i < kTokens; ++i) ids.view().as<int32_t>()[i] = static_cast<int32_t>(i % 10);
+      for (int64_t i = 0; i < kTokens; ++i)
+        ids.view().as<int32_t>()[i] = static_cast<int32_t>(i % 10);
       for (int64_t i = 0; i < 60; ++i) {
         tid2eid.view().as<int32_t>()[i] = static_cast<int32_t>((i * 5 + i / 6) % num_experts);
       }
@@ -33,8 +34,10 @@ TEST(CpuMoeRouteTest, MatchesTheReference) {
           params.scale = 1.5f;
           params.experts = experts;
           params.weights = weights;
-          if (by_hash) params.tid2eid = tid2eid;
-          else params.bias = bias;
+          if (by_hash)
+            params.tid2eid = tid2eid;
+          else
+            params.bias = bias;
           ops.MoeRoute(params, stream);
           OpResult result;
           result.Add(weights);
@@ -84,16 +87,21 @@ OpRun ExpertRun(const ExpertInputs& in, bool with_shared, int64_t chunk) {
     const int64_t tokens = in.x.view().shape[0], hidden = in.x.view().shape[1];
     HostTensor out(in.x.view().dtype, {tokens, hidden});
     const HostTensor scratch(
-        DType::kU8, {std::max<int64_t>(64, ops.MoeExpertsScratchBytes(tokens, in.experts.view().shape[1], hidden,
-                                                experts[0].w1.n, num_routed))});
+        DType::kU8,
+        {std::max<int64_t>(64, ops.MoeExpertsScratchBytes(tokens, in.experts.view().shape[1],
+                                                          hidden, experts[0].w1.n, num_routed))});
     for (const BatchPart& part : Chunks(tokens, chunk)) {
       const auto rows = [&](const TensorView& view) {
         return view.Rows(part.first_position, part.num_tokens);
       };
-      ops.MoeExperts({.x = rows(in.x), .experts = rows(in.experts), .weights = rows(in.weights),
+      ops.MoeExperts({.x = rows(in.x),
+                      .experts = rows(in.experts),
+                      .weights = rows(in.weights),
                       .routed = std::span(experts).first(static_cast<size_t>(num_routed)),
-                      .shared = with_shared ? &experts.back() : nullptr, .limit = 2.0f,
-                      .scratch = scratch, .out = rows(out)},
+                      .shared = with_shared ? &experts.back() : nullptr,
+                      .limit = 2.0f,
+                      .scratch = scratch,
+                      .out = rows(out)},
                      stream);
     }
     EXPECT_TRUE(scratch.guards_intact());
@@ -103,7 +111,8 @@ OpRun ExpertRun(const ExpertInputs& in, bool with_shared, int64_t chunk) {
   };
 }
 
-// gate, up, the activation and y are each rounded to bf16 and may fall either way; results are O(3).
+// gate, up, the activation and y are each rounded to bf16 and may fall either way; results are
+// O(3).
 TEST(CpuMoeExpertsTest, MatchesTheReference) {
   for (DType act : {DType::kBf16, DType::kF32}) {
     for (bool with_shared : {true, false}) {

@@ -37,8 +37,8 @@ TEST(CpuRmsNormTest, MatchesTheReferenceForAnyLength) {
   }
 }
 
-// Under bf16 the mean and its root are rounded to bf16 too: where a sum falls on the other side of a
-// rounding border, the whole head moves by a unit or two.
+// Under bf16 the mean and its root are rounded to bf16 too: where a sum falls on the other side of
+// a rounding border, the whole head moves by a unit or two.
 TEST(CpuQueryNormRopeTest, MatchesTheReference) {
   const HostTensor freqs = RopeFreqs(64);
   for (DType act : kActs) {
@@ -63,11 +63,19 @@ OpRun WindowRun(const HostTensor& kv, const HostTensor& weight, const TestBatch&
   return [&, round_fp8, format](const Ops& ops, Stream& stream) {
     const int64_t tokens = kv.view().shape[0];
     HostTensor latents(kv.view().dtype, {tokens, 512});
-    ops.WindowLatent({.kv = kv, .weight = weight, .positions = batch.positions, .freqs = freqs,
-                      .eps = kEps, .round_fp8 = round_fp8, .latents = latents},
+    ops.WindowLatent({.kv = kv,
+                      .weight = weight,
+                      .positions = batch.positions,
+                      .freqs = freqs,
+                      .eps = kEps,
+                      .round_fp8 = round_fp8,
+                      .latents = latents},
                      stream);
     TestRowStore ring(batch.num_slots, 128, LatentRowBytes(format, 512, 64));
-    ops.StoreWindow({.latents = latents, .batch = batch.index, .format = format, .rope_dims = 64,
+    ops.StoreWindow({.latents = latents,
+                     .batch = batch.index,
+                     .format = format,
+                     .rope_dims = 64,
                      .ring = ring.store},
                     stream);
     OpResult result;
@@ -100,7 +108,10 @@ TEST(CpuStoreWindowTest, WritesTheSameBytesAsTheReference) {
   for (KvFormat format : {KvFormat::kBf16, KvFormat::kFp8, KvFormat::kF32}) {
     const OpRun store = [&](const Ops& ops, Stream& stream) {
       TestRowStore ring(batch.num_slots, 128, LatentRowBytes(format, 512, 64));
-      ops.StoreWindow({.latents = latents, .batch = batch.index, .format = format, .rope_dims = 64,
+      ops.StoreWindow({.latents = latents,
+                       .batch = batch.index,
+                       .format = format,
+                       .rope_dims = 64,
                        .ring = ring.store},
                       stream);
       OpResult result;
@@ -111,20 +122,25 @@ TEST(CpuStoreWindowTest, WritesTheSameBytesAsTheReference) {
   }
 }
 
-// Query and weight of one sequence of roundings; under kFp4 and kFp8 a code may differ by one where a
-// value lies at a border, so only most values must agree.
+// Query and weight of one sequence of roundings; under kFp4 and kFp8 a code may differ by one where
+// a value lies at a border, so only most values must agree.
 TEST(CpuIndexQueryTest, MatchesTheReference) {
   const HostTensor freqs = RopeFreqs(64);
   const HostTensor positions = Positions(6, 5000);
   for (DType act : kActs) {
-    for (IndexRounding rounding : {IndexRounding::kNone, IndexRounding::kFp4, IndexRounding::kFp8}) {
+    for (IndexRounding rounding :
+         {IndexRounding::kNone, IndexRounding::kFp4, IndexRounding::kFp8}) {
       const HostTensor q = Random(act, {6, 8, 128}, 9);
       const HostTensor raw = Random(act, {6, 8}, 10);
       const OpRun transform = [&](const Ops& ops, Stream& stream) {
         HostTensor out = q.Clone();
         HostTensor weight(DType::kF32, {6, 8});
-        ops.IndexQuery({.q = out, .raw_weight = raw, .positions = positions, .freqs = freqs,
-                        .rounding = rounding, .weight = weight},
+        ops.IndexQuery({.q = out,
+                        .raw_weight = raw,
+                        .positions = positions,
+                        .freqs = freqs,
+                        .rounding = rounding,
+                        .weight = weight},
                        stream);
         OpResult result;
         result.Add(out);

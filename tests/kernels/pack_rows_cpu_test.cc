@@ -51,7 +51,9 @@ TEST(CpuMoveRowsTest, PacksAndDigestsAsTheReferenceDoes) {
   const OpRun pack = [&](const Ops& ops, Stream& stream) {
     HostTensor slot(DType::kU8, {TotalBytes(runs)});
     HostTensor digests(DType::kI64, {kNumCacheKinds});
-    ops.PackRows({.runs = runs, .slot = slot.view().as<std::byte>(), .slot_bytes = slot.size(),
+    ops.PackRows({.runs = runs,
+                  .slot = slot.view().as<std::byte>(),
+                  .slot_bytes = slot.size(),
                   .digests = digests.view().as<uint64_t>()},
                  stream);
     OpResult result;
@@ -69,8 +71,10 @@ TEST(CpuMoveRowsTest, ScatterUndoesPackWithTheSameDigests) {
     HostTensor target(DType::kU8, {20000 * 41}), slot(DType::kU8, {TotalBytes(from)});
     HostTensor packed(DType::kI64, {kNumCacheKinds}), scattered(DType::kI64, {kNumCacheKinds});
     const auto params = [&](const std::vector<RowRun>& runs, const HostTensor& digests) {
-      return MoveRowsParams{.runs = runs, .slot = slot.view().as<std::byte>(),
-                            .slot_bytes = slot.size(), .digests = digests.view().as<uint64_t>()};
+      return MoveRowsParams{.runs = runs,
+                            .slot = slot.view().as<std::byte>(),
+                            .slot_bytes = slot.size(),
+                            .digests = digests.view().as<uint64_t>()};
     };
     ops.PackRows(params(from, packed), stream);
     const std::vector<RowRun> to = Runs(target);

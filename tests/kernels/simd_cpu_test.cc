@@ -18,8 +18,8 @@ std::vector<CpuIsa> Isas() {
   return isas;
 }
 
-// Pooling two tokens with scores 0 and x <= 0 and values 0 and 1 gives e^x / (1 + e^x): the library's
-// exponential is within 2 units in the last place of the exact one, the rest adds one.
+// Pooling two tokens with scores 0 and x <= 0 and values 0 and 1 gives e^x / (1 + e^x): the
+// library's exponential is within 2 units in the last place of the exact one, the rest adds one.
 TEST(CpuSimdTest, ExponentialIsAccurate) {
   for (CpuIsa isa : Isas()) {
     std::vector<float> x, zero, one, out;

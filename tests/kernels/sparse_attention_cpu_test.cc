@@ -22,9 +22,11 @@ struct AttentionInputs {
         sink(Random(DType::kF32, {heads}, 6)),
         freqs(RopeFreqs(64)),
         top(DType::kI32, {batch.index.num_tokens(), kTop}) {
-    EncodeLatents(Random(act, {batch.num_slots, 128, 512}, 4, kind).Floats(), 512, 64, format, ring);
+    EncodeLatents(Random(act, {batch.num_slots, 128, 512}, 4, kind).Floats(), 512, 64, format,
+                  ring);
     const int64_t rows = ratio == 128 ? 2 : 64;
-    EncodeLatents(Random(act, {batch.num_pages, rows, 512}, 5, kind).Floats(), 512, 64, format, entries);
+    EncodeLatents(Random(act, {batch.num_pages, rows, 512}, 5, kind).Floats(), 512, 64, format,
+                  entries);
     std::mt19937 random(7);
     for (int64_t t = 0; t < batch.index.num_tokens(); ++t) ChooseEntries(t, random);
   }
@@ -73,7 +75,8 @@ int64_t MostKeys(const AttentionInputs& in) {
 OpRun AttentionRun(const AttentionInputs& in) {
   return [&in](const Ops& ops, Stream& stream) {
     HostTensor out(in.q.view().dtype, {in.batch.index.num_tokens(), in.heads, 512});
-    const HostTensor scratch(DType::kU8, {ops.SparseAttentionScratchBytes(MostKeys(in), in.heads, 512)});
+    const HostTensor scratch(DType::kU8,
+                             {ops.SparseAttentionScratchBytes(MostKeys(in), in.heads, 512)});
     SparseAttentionParams params = ParamsOf(in);
     params.scratch = scratch;
     params.out = out;
@@ -86,8 +89,8 @@ OpRun AttentionRun(const AttentionInputs& in) {
 
 const std::vector<BatchPart> kParts = {{0, 3}, {90, 60}, {600, 5}, {1023, 1}};
 
-// Probabilities are rounded to bf16 before they weigh, and may round either way: each term moves by at
-// most one bf16 unit of itself. Outputs are O(1); two more roundings follow.
+// Probabilities are rounded to bf16 before they weigh, and may round either way: each term moves by
+// at most one bf16 unit of itself. Outputs are O(1); two more roundings follow.
 TEST(CpuSparseAttentionTest, MatchesTheReference) {
   for (int64_t ratio : {0, 4, 128}) {
     for (int64_t heads : {4, 7}) {
@@ -139,15 +142,19 @@ TEST(CpuSparseAttentionTest, TokensDoNotDependOnTheirChunk) {
           params.scratch = scratch;
           params.out = rows(out);
           ops.SparseAttention(params, stream);
-          ops.StoreWindow({.latents = params.latents, .batch = batch.index, .format = in.format,
-                           .rope_dims = 64, .ring = ring.store},
+          ops.StoreWindow({.latents = params.latents,
+                           .batch = batch.index,
+                           .format = in.format,
+                           .rope_dims = 64,
+                           .ring = ring.store},
                           stream);
         }
         OpResult result;
         result.Add(out);
         return result;
       };
-      EXPECT_TRUE(RunOnAllBackends(run).bytes == whole.bytes) << "ratio " << ratio << " chunk " << chunk;
+      EXPECT_TRUE(RunOnAllBackends(run).bytes == whole.bytes)
+          << "ratio " << ratio << " chunk " << chunk;
     }
   }
 }
