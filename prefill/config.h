@@ -18,7 +18,8 @@ struct PrefillConfig {
   void VisitFields(Visitor& visit) {
     worker.VisitFields(visit);
     visit(chunk_tokens, "chunk-tokens",
-          "prompt tokens computed in one step; whole: a prompt of --max-context at once", "Compute");
+          "prompt tokens computed in one step; whole: a prompt of --max-context at once",
+          "Compute");
     visit(grpc_port, "grpc-port", "port of the gRPC server; 0 = any free", "Network");
     visit(metrics_port, "metrics-port", "port of /metrics; 0 = any free", "Network");
   }

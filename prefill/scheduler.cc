@@ -21,10 +21,10 @@ absl::Status PrefillScheduler::Enqueue(std::unique_ptr<PrefillJob>&& job) {
   }
   const int64_t tokens = queued_tokens();
   if (tokens > 0 && tokens + std::ssize(job->request.tokens) > limits_.max_queued_tokens) {
-    return absl::ResourceExhaustedError(
-        std::to_string(tokens) + " prompt tokens are queued, " +
-        std::to_string(job->request.tokens.size()) + " more are over the limit of " +
-        std::to_string(limits_.max_queued_tokens));
+    return absl::ResourceExhaustedError(std::to_string(tokens) + " prompt tokens are queued, " +
+                                        std::to_string(job->request.tokens.size()) +
+                                        " more are over the limit of " +
+                                        std::to_string(limits_.max_queued_tokens));
   }
   queued_.push_back(std::move(job));
   return absl::OkStatus();
@@ -72,8 +72,7 @@ bool PrefillScheduler::HasLease(LeaseId lease) const {
 template <typename Matches>
 std::unique_ptr<PrefillJob> PrefillScheduler::RemoveIf(Matches matches) {
   const auto take = [&matches](auto& jobs) -> std::unique_ptr<PrefillJob> {
-    const auto found =
-        std::ranges::find_if(jobs, [&](const auto& job) { return matches(*job); });
+    const auto found = std::ranges::find_if(jobs, [&](const auto& job) { return matches(*job); });
     if (found == jobs.end()) return nullptr;
     std::unique_ptr<PrefillJob> job = std::move(*found);
     jobs.erase(found);

@@ -15,7 +15,7 @@ namespace lodestone {
 struct PrefillLimits {
   int64_t max_queued_requests = 256;
   int64_t max_queued_tokens = int64_t{4} << 20;  // prompt tokens not yet computed
-  int64_t max_running = 4;  // prompts computed in turns; more would only delay each other
+  int64_t max_running = 4;     // prompts computed in turns; more would only delay each other
   int64_t chunk_tokens = 512;  // of one step
 };
 

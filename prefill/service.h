@@ -10,8 +10,8 @@ class PrefillService final : public v1::PrefillService::CallbackService {
  public:
   explicit PrefillService(PrefillWorker* worker) : worker_(worker) {}  // not owned
 
-  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context,
-                                const v1::RunRequest* request, v1::RunReply* reply) override;
+  grpc::ServerUnaryReactor* Run(grpc::CallbackServerContext* context, const v1::RunRequest* request,
+                                v1::RunReply* reply) override;
 
  private:
   PrefillWorker* const worker_;

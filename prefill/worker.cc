@@ -19,7 +19,9 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPumpInterval{1};
 constexpr milliseconds kIdleInterval{20};
 
-double Seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+double Seconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
 
 }  // namespace
 
@@ -113,8 +115,8 @@ bool PrefillWorker::HandleIfAny(std::optional<Command> command) {
 
 void PrefillWorker::Handle(RunCommand command) {
   PrefillJob& job = *command.job;
-  absl::Status status = engine_.CheckRequest(job.request.tokens, job.request.num_generated,
-                                             job.request.sampling);
+  absl::Status status =
+      engine_.CheckRequest(job.request.tokens, job.request.num_generated, job.request.sampling);
   if (status.ok() && HasLease(job.request.lease)) {
     status = absl::InvalidArgumentError("lease " + job.request.lease.ToString() +
                                         " has a request on this worker already");

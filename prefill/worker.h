@@ -43,8 +43,8 @@ class PrefillWorker {
   // Takes effect between two chunks; a request that has its answer already is left alone.
   void Cancel(PrefillTicket ticket);
 
-  // Until `end_requested` and the running requests have ended or the drain time is over; what is left
-  // then is told so. INTERNAL if the engine failed: the process must end then.
+  // Until `end_requested` and the running requests have ended or the drain time is over; what is
+  // left then is told so. INTERNAL if the engine failed: the process must end then.
   absl::Status Loop(const std::function<bool()>& end_requested);
 
  private:

@@ -28,8 +28,8 @@ struct GrpcServer {
   void Shutdown(std::chrono::milliseconds grace);
 };
 
-// `port` 0 takes any free one. UNAVAILABLE, with the address, if it cannot be bound. The services are
-// not owned and must outlive the server.
+// `port` 0 takes any free one. UNAVAILABLE, with the address, if it cannot be bound. The services
+// are not owned and must outlive the server.
 absl::StatusOr<GrpcServer> StartGrpcServer(const std::string& host, int64_t port,
                                            const std::vector<grpc::Service*>& services);
 

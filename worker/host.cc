@@ -50,8 +50,9 @@ absl::StatusOr<std::unique_ptr<WorkerHost>> WorkerHost::Create(WorkerRole role,
   std::unique_ptr<WorkerHost> host(new WorkerHost(role, config));
   host->metrics_ = std::make_unique<Metrics>(
       role == WorkerRole::kPrefill ? MetricRole::kRolePrefill : MetricRole::kRoleDecode);
-  ASSIGN_OR_RETURN(host->exposer_, MetricsExposer::Start(config.bind, static_cast<int>(metrics_port),
-                                                         *host->metrics_));
+  ASSIGN_OR_RETURN(
+      host->exposer_,
+      MetricsExposer::Start(config.bind, static_cast<int>(metrics_port), *host->metrics_));
   engine_options.progress = ShowLoadProgress(host->model_name_);
   ASSIGN_OR_RETURN(host->engine_, Engine::Create(engine_options));
   ExportWorkerMetrics(role, host->model_name_, host->engine_.get(), &host->board_,
@@ -71,9 +72,8 @@ absl::Status WorkerHost::Serve(int64_t grpc_port, std::vector<grpc::Service*> se
   services.push_back(serving->admin.get());
   ASSIGN_OR_RETURN(serving->server, StartGrpcServer(config_.bind, grpc_port, services));
   const std::string host = config_.advertise.empty() ? config_.bind : config_.advertise;
-  const v1::WorkerHello hello =
-      MakeHello(role_, instance_, host + ":" + std::to_string(serving->server.port), model_name_,
-                *engine_);
+  const v1::WorkerHello hello = MakeHello(
+      role_, instance_, host + ":" + std::to_string(serving->server.port), model_name_, *engine_);
   for (const std::string& router : config_.routers) {
     serving->registrations.push_back(std::make_unique<Registration>(
         router, hello,

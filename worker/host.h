@@ -31,8 +31,8 @@ class WorkerHost {
                                                             int64_t metrics_port);
   ~WorkerHost();
 
-  // Serves `services` (not owned, until Stop), admin, health and reflection, and registers with every
-  // router. UNAVAILABLE, with the address, if the port cannot be bound.
+  // Serves `services` (not owned, until Stop), admin, health and reflection, and registers with
+  // every router. UNAVAILABLE, with the address, if the port cannot be bound.
   absl::Status Serve(int64_t grpc_port, std::vector<grpc::Service*> services);
   // Reports the last state to the routers and ends the server: calls that are still open end within
   // half a second. Idempotent.

@@ -24,8 +24,8 @@ void Redraw(const std::string& what, int64_t done, int64_t total) {
   std::string bar(kBarWidth, ' ');
   bar.replace(0, static_cast<size_t>(filled), static_cast<size_t>(filled), '=');
   std::fprintf(stderr, "\rloading %s [%s] %lld%% of %s%s", what.c_str(), bar.c_str(),
-               static_cast<long long>(Percent(done, total)), FormatBytes(static_cast<uint64_t>(total)).c_str(),
-               done == total ? "\n" : "");
+               static_cast<long long>(Percent(done, total)),
+               FormatBytes(static_cast<uint64_t>(total)).c_str(), done == total ? "\n" : "");
   std::fflush(stderr);
 }
 

@@ -34,13 +34,15 @@ class Registration::Session final
     while (!done_) changed_.WaitUntil(&mutex_, SteadyClock::now() + kSlice);
   }
 
-  // Dropped while the report before is still on its way, or after the end.
-  void Send(v1::WorkerReport report) {
+  // False if the report before is still on its way at the deadline, or the stream has ended.
+  bool Send(v1::WorkerReport report, SteadyClock::time_point deadline) {
     MutexLock lock(&mutex_);
-    if (writing_ || done_) return;
+    const auto free = [this]() REQUIRES(mutex_) { return !writing_ || done_; };
+    if (!changed_.WaitUntil(&mutex_, deadline, free) || done_) return false;
     report_ = std::move(report);
     writing_ = true;
     StartWrite(&report_);
+    return true;
   }
   // Says that nothing follows, after the report before has left; then waits for the router to end
   // the stream, until `deadline`.
@@ -137,7 +139,7 @@ void Registration::Run() {
 
 void Registration::RunSession() {
   Session session(stub_.get());
-  Report(session, true);
+  Report(session, true, SteadyClock::now());
   auto next_report = SteadyClock::now() + times_.report;
   while (!session.ended() && !stopping_) {
     board_.WaitForOtherState(reported_state_, std::min(next_report, SteadyClock::now() + kSlice));
@@ -146,13 +148,15 @@ void Registration::RunSession() {
       backoff_ = times_.backoff_first;
     }
     if (board_.Get().state == reported_state_ && SteadyClock::now() < next_report) continue;
-    Report(session, false);
-    next_report = SteadyClock::now() + times_.report;
+    if (Report(session, false, SteadyClock::now() + kSlice)) {
+      next_report = SteadyClock::now() + times_.report;
+    }
   }
   registered_ = false;
   if (stopping_) {
-    Report(session, false);
-    session.SayGoodbye(SteadyClock::now() + times_.goodbye);
+    const auto deadline = SteadyClock::now() + times_.goodbye;
+    Report(session, false, deadline);
+    session.SayGoodbye(deadline);
   } else if (const absl::Status refusal = session.refusal(); !refusal.ok()) {
     backoff_ = times_.refused;
     LogOnce("router " + router_ + " refuses this worker: " + refusal.ToString());
@@ -162,12 +166,14 @@ void Registration::RunSession() {
   }
 }
 
-void Registration::Report(Session& session, bool first) {
-  reported_state_ = board_.Get().state;
+bool Registration::Report(Session& session, bool first, SteadyClock::time_point deadline) {
+  const WorkerState state = board_.Get().state;
   v1::WorkerReport report;
   if (first) *report.mutable_hello() = hello_;
   *report.mutable_load() = load_();
-  session.Send(std::move(report));
+  if (!session.Send(std::move(report), deadline)) return false;
+  reported_state_ = state;
+  return true;
 }
 
 bool Registration::WaitUnlessStopped(milliseconds time) const {

@@ -38,7 +38,8 @@ class Registration {
   class Session;
   void Run();
   void RunSession();
-  void Report(Session& session, bool first);
+  // False if it could not leave before the deadline.
+  bool Report(Session& session, bool first, std::chrono::steady_clock::time_point deadline);
   // False if the end was requested meanwhile.
   bool WaitUnlessStopped(std::chrono::milliseconds time) const;
   void LogOnce(const std::string& text);

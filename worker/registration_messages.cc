@@ -10,10 +10,14 @@ namespace {
 
 v1::WorkerState ToProto(WorkerState state) {
   switch (state) {
-    case WorkerState::kLoading: return v1::WORKER_STATE_LOADING;
-    case WorkerState::kReady: return v1::WORKER_STATE_READY;
-    case WorkerState::kDraining: return v1::WORKER_STATE_DRAINING;
-    case WorkerState::kUnhealthy: return v1::WORKER_STATE_UNHEALTHY;
+    case WorkerState::kLoading:
+      return v1::WORKER_STATE_LOADING;
+    case WorkerState::kReady:
+      return v1::WORKER_STATE_READY;
+    case WorkerState::kDraining:
+      return v1::WORKER_STATE_DRAINING;
+    case WorkerState::kUnhealthy:
+      return v1::WORKER_STATE_UNHEALTHY;
   }
   return v1::WORKER_STATE_UNSPECIFIED;
 }

@@ -15,16 +15,16 @@ enum class WorkerState : uint8_t { kLoading, kReady, kDraining, kUnhealthy };
 // What a worker's loop says of itself, for its routers and operators.
 struct WorkerStatus {
   WorkerState state = WorkerState::kLoading;
-  std::string reason;  // of a state other than ready
+  std::string reason = {};      // of a state other than ready
   int64_t queued_tokens = 0;    // prompt tokens not yet computed, running requests included
   int64_t queued_requests = 0;  // waiting for their first chunk
   int64_t running_requests = 0;
-  int64_t waiting_transfer = 0;  // decode: leases whose rows are arriving
-  int64_t waiting_prealloc = 0;  // decode: leases without a row yet
+  int64_t waiting_transfer = 0;   // decode: leases whose rows are arriving
+  int64_t waiting_prealloc = 0;   // decode: leases without a row yet
   int64_t inflight_handoffs = 0;  // prefill: computed, not yet adopted
   int64_t live_leases = 0;
-  std::vector<std::string> linked_instances;
-  std::vector<std::string> refused_links;
+  std::vector<std::string> linked_instances = {};
+  std::vector<std::string> refused_links = {};
 };
 
 // The newest status. The loop writes, other threads read. Thread-safe.

@@ -18,7 +18,8 @@ absl::Status BeginWorker(const ParseOutcome& outcome);
 // The main function of a worker binary: settings, start, one line "listening ..." on stdout once it
 // serves, the loop, the end. Exit codes: 0 stopped, 1 failed, 2 wrong usage.
 //   Config:  worker (WorkerConfig), VisitFields
-//   Process: static StatusOr<unique_ptr<Process>> Start(const Config&), ListeningLine(), Run(bool())
+//   Process: static StatusOr<unique_ptr<Process>> Start(const Config&), ListeningLine(),
+//   Run(bool())
 template <typename Config, typename Process>
 int WorkerMain(const std::string& role, const std::string& description, int argc, char** argv) {
   const ShutdownSignal& shutdown = ShutdownSignal::Install();

@@ -22,10 +22,14 @@ std::string FormatOf(MemoryPool pool, const FormatChoice& formats) {
   switch (pool) {
     case MemoryPool::kLatentsIndexed:
     case MemoryPool::kLatentsDense:
-    case MemoryPool::kRingWindows: return std::string(Name(formats.kv));
-    case MemoryPool::kIndexKeys: return std::string(Name(formats.index_key));
-    case MemoryPool::kCompressorStates: return "f32";
-    default: return "none";
+    case MemoryPool::kRingWindows:
+      return std::string(Name(formats.kv));
+    case MemoryPool::kIndexKeys:
+      return std::string(Name(formats.index_key));
+    case MemoryPool::kCompressorStates:
+      return "f32";
+    default:
+      return "none";
   }
 }
 

@@ -7,8 +7,9 @@
 
 namespace lodestone {
 
-// Lets `metrics` show, at every scrape, the memory of the engine's ledger and the queues of the status
-// board, and sets lodestone_config_info. Nothing is owned; engine and board must outlive `metrics`.
+// Lets `metrics` show, at every scrape, the memory of the engine's ledger and the queues of the
+// status board, and sets lodestone_config_info. Nothing is owned; engine and board must outlive
+// `metrics`.
 void ExportWorkerMetrics(WorkerRole role, const std::string& model_name, Engine* engine,
                          const StatusBoard* board, Metrics* metrics);
 

@@ -1,0 +1,73 @@
+#include "worker/worker_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace lodestone {
+namespace {
+
+using testing::HasSubstr;
+
+WorkerConfig ValidConfig() {
+  WorkerConfig config;
+  config.model = std::string(LODESTONE_SOURCE_DIR) + "/models/needle-tiny";
+  return config;
+}
+
+std::string Refusal(const WorkerConfig& config, int64_t max_batch_tokens = 512) {
+  return std::string(ToEngineOptions(config, max_batch_tokens).status().message());
+}
+
+TEST(WorkerConfigTest, AutoLeavesTheChoiceToTheEngine) {
+  const EngineOptions options = ToEngineOptions(ValidConfig(), 512).value();
+  EXPECT_EQ(options.numerics, std::nullopt);
+  EXPECT_EQ(options.kv, std::nullopt);
+  EXPECT_EQ(options.index_key, std::nullopt);
+  EXPECT_EQ(options.max_batch_tokens, 512);
+}
+
+TEST(WorkerConfigTest, NamedFormatsReachTheEngine) {
+  WorkerConfig config = ValidConfig();
+  config.numerics = "reference";
+  config.kv = "fp8";
+  config.index_k = "fp4";
+  const EngineOptions options = ToEngineOptions(config, 512).value();
+  EXPECT_EQ(options.numerics, Numerics::kReference);
+  EXPECT_EQ(options.kv, KvFormat::kFp8);
+  EXPECT_EQ(options.index_key, IndexKeyFormat::kFp4);
+}
+
+TEST(WorkerConfigTest, StagingIsPartOfTheMemoryPlan) {
+  WorkerConfig config = ValidConfig();
+  config.staging_slot = {1000};
+  config.staging_slots = 3;
+  EXPECT_EQ(ToEngineOptions(config, 512)->staging_bytes, 3000);
+}
+
+TEST(WorkerConfigTest, TheTokenizerHasAFingerprint) {
+  EXPECT_EQ(ToEngineOptions(ValidConfig(), 512)->tokenizer_fingerprint.size(), 16u);
+}
+
+TEST(WorkerConfigTest, RefusalsNameTheFlagAndItsValue) {
+  WorkerConfig config = ValidConfig();
+  config.max_sequences = 0;
+  EXPECT_THAT(Refusal(config), HasSubstr("--max-sequences is 0"));
+  config = ValidConfig();
+  config.memory = {0};
+  EXPECT_THAT(Refusal(config), HasSubstr("--memory is 0"));
+  config = ValidConfig();
+  config.staging_slots = -1;
+  EXPECT_THAT(Refusal(config), HasSubstr("--staging-slots is -1"));
+  config = ValidConfig();
+  config.max_context = -5;
+  EXPECT_THAT(Refusal(config), HasSubstr("--max-context is -5"));
+}
+
+TEST(WorkerConfigTest, AMissingModelIsNamed) {
+  WorkerConfig config = ValidConfig();
+  config.model = "/nonexistent";
+  EXPECT_THAT(Refusal(config), HasSubstr("/nonexistent/tokenizer.json"));
+}
+
+}  // namespace
+}  // namespace lodestone
