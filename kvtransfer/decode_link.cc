@@ -78,23 +78,26 @@ void DecodeLink::HandleOpen(const LinkOpen& open) {
   prefill_ = open.prefill_instance;
   absl::Status check = CheckLinkOpen(terms_, data_->name(), open);
   if (absl::Status fault = FAILPOINT("kvtransfer.link_accept"); !fault.ok()) check = fault;
-  ToPrefill reply;
-  if (!check.ok()) {
-    refused_ = true;
-    reply.refuse = check;
-    control_->Send(std::move(reply));
-    return Kill(check);
-  }
+  if (!check.ok()) return Refuse(check);
   std::string key(kSessionKeyBytes, '\0');
   FillRandom(key.data(), key.size());
   reader_ = data_->Open(key);
   state_ = State::kAccepted;
+  ToPrefill reply;
   reply.accept = LinkAccept{.decode_instance = terms_.instance,
                             .data_port = data_->port(),
                             .session_key = std::move(key),
                             .slot_bytes = std::min(terms_.slot_bytes, open.max_slot_bytes),
                             .slots = terms_.slots_per_link};
   control_->Send(std::move(reply));
+}
+
+void DecodeLink::Refuse(const absl::Status& why) {
+  refused_ = true;
+  ToPrefill reply;
+  reply.refuse = why;
+  control_->Send(std::move(reply));
+  Kill(why);
 }
 
 void DecodeLink::TakeOffers(std::vector<Offer>& offers) {

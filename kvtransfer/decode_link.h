@@ -83,6 +83,7 @@ class DecodeLink {
   enum class State : uint8_t { kWaiting, kAccepted, kUp, kDead };
 
   void HandleOpen(const LinkOpen& open);
+  void Refuse(const absl::Status& why);
   void TakeOffers(std::vector<Offer>& offers);
   void HandleSlotEvent(const SlotEvent& event);
   void CheckDeadlines();

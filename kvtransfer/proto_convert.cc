@@ -1,30 +1,18 @@
 #include "kvtransfer/proto_convert.h"
 
-#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "proto/convert.h"
 
 namespace lodestone {
 namespace {
 
 absl::Status Negative(std::string_view field, int64_t value) {
   return absl::InvalidArgumentError(absl::StrCat(std::string(field), " is ", value));
-}
-
-absl::Status FromProtoStatus(const v1::Status& status) {
-  const bool known = status.code() >= 0 && status.code() <= 16;
-  return absl::Status(known ? static_cast<absl::StatusCode>(status.code())
-                            : absl::StatusCode::kUnknown,
-                      status.message());
-}
-
-void SetStatus(const absl::Status& status, v1::Status* proto) {
-  proto->set_code(static_cast<int>(status.code()));
-  proto->set_message(std::string(status.message()));
 }
 
 template <typename Repeated>
@@ -93,63 +81,13 @@ absl::StatusOr<Offer> ParseOffer(const v1::Offer& proto) {
   return offer;
 }
 
-void SetSampling(const SamplingParams& sampling, v1::SamplingParams* proto) {
-  proto->set_temperature(sampling.temperature);
-  proto->set_top_p(sampling.top_p);
-  proto->set_top_k(sampling.top_k);
-  proto->set_min_p(sampling.min_p);
-  proto->set_seed(sampling.seed);
-  for (int32_t id : sampling.stop_token_ids) proto->add_stop_token_ids(id);
-  proto->set_ignore_eos(sampling.ignore_eos);
-  proto->set_max_new_tokens(sampling.max_new_tokens);
-  proto->set_min_new_tokens(sampling.min_new_tokens);
-  proto->set_logprobs(sampling.logprobs);
-  proto->set_top_logprobs(sampling.top_logprobs);
-  proto->set_repetition_penalty(sampling.repetition_penalty);
-  proto->set_presence_penalty(sampling.presence_penalty);
-  proto->set_frequency_penalty(sampling.frequency_penalty);
-  for (const auto& [token, bias] : sampling.logit_bias) {
-    (*proto->mutable_logit_bias())[token] = bias;
-  }
-}
-
-// A zero value of the wire means the default (proto/lodestone/v1/inference.proto).
-SamplingParams ParseSampling(const v1::SamplingParams& proto) {
-  SamplingParams sampling;
-  sampling.temperature = proto.temperature();
-  sampling.top_p = proto.top_p() == 0 ? 1 : proto.top_p();
-  sampling.top_k = proto.top_k();
-  sampling.min_p = proto.min_p();
-  sampling.seed = proto.seed();
-  sampling.stop_token_ids.assign(proto.stop_token_ids().begin(), proto.stop_token_ids().end());
-  sampling.ignore_eos = proto.ignore_eos();
-  sampling.max_new_tokens = proto.max_new_tokens();
-  sampling.min_new_tokens = proto.min_new_tokens();
-  sampling.logprobs = proto.logprobs();
-  sampling.top_logprobs = proto.top_logprobs();
-  sampling.repetition_penalty = proto.repetition_penalty() == 0 ? 1 : proto.repetition_penalty();
-  sampling.presence_penalty = proto.presence_penalty();
-  sampling.frequency_penalty = proto.frequency_penalty();
-  sampling.logit_bias.assign(proto.logit_bias().begin(), proto.logit_bias().end());
-  std::sort(sampling.logit_bias.begin(), sampling.logit_bias.end());
-  return sampling;
-}
-
 void SetHandoff(const Handoff& handoff, v1::Handoff* proto) {
   proto->set_lease_id(handoff.lease.value());
   proto->set_request_id(handoff.request_id);
   proto->mutable_tokens()->Add(handoff.tokens.begin(), handoff.tokens.end());
   proto->set_num_generated(handoff.num_generated);
-  v1::Token* token = proto->mutable_first_token();
-  token->set_id(handoff.first_token.id);
-  token->set_index(handoff.first_token.index);
-  token->set_logprob(handoff.first_token.logprob);
-  for (const TokenLogprob& top : handoff.first_token.top_logprobs) {
-    v1::TokenLogprob* entry = token->add_top_logprobs();
-    entry->set_token(top.token);
-    entry->set_logprob(top.logprob);
-  }
-  SetSampling(handoff.sampling, proto->mutable_sampling());
+  *proto->mutable_first_token() = ToProto(handoff.first_token);
+  *proto->mutable_sampling() = ToProto(handoff.sampling);
   SetManifest(handoff.totals, proto->mutable_totals());
 }
 
@@ -164,13 +102,8 @@ absl::StatusOr<Handoff> ParseHandoff(const v1::Handoff& proto) {
     return absl::InvalidArgumentError(absl::StrCat("num_generated is ", handoff.num_generated,
                                                    " of ", proto.tokens_size(), " tokens"));
   }
-  handoff.first_token.id = proto.first_token().id();
-  handoff.first_token.index = proto.first_token().index();
-  handoff.first_token.logprob = proto.first_token().logprob();
-  for (const v1::TokenLogprob& top : proto.first_token().top_logprobs()) {
-    handoff.first_token.top_logprobs.push_back({top.token(), top.logprob()});
-  }
-  handoff.sampling = ParseSampling(proto.sampling());
+  handoff.first_token = FromProto(proto.first_token());
+  handoff.sampling = FromProto(proto.sampling());
   ASSIGN_OR_RETURN(handoff.totals, ParseManifest(proto.totals()));
   return handoff;
 }
@@ -292,7 +225,7 @@ v1::LinkReply ToProto(const ToPrefill& message) {
     accept->set_slot_bytes(message.accept->slot_bytes);
     accept->set_slots(message.accept->slots);
   }
-  if (!message.refuse.ok()) SetStatus(message.refuse, proto.mutable_refuse());
+  if (!message.refuse.ok()) *proto.mutable_refuse() = ToProto(message.refuse);
   for (const OfferReply& reply : message.offers) {
     v1::OfferResult* result = proto.add_offers();
     result->set_link_seq(reply.link_seq);
@@ -302,7 +235,7 @@ v1::LinkReply ToProto(const ToPrefill& message) {
   for (const HandoffReply& reply : message.handoffs) {
     v1::HandoffResult* result = proto.add_handoffs();
     result->set_lease_id(reply.lease.value());
-    if (!reply.status.ok()) SetStatus(reply.status, result->mutable_error());
+    if (!reply.status.ok()) *result->mutable_error() = ToProto(reply.status);
   }
   SetCancels(message.cancels, proto.mutable_cancels());
   return proto;
@@ -320,17 +253,13 @@ absl::StatusOr<ToPrefill> FromProto(const v1::LinkReply& proto) {
                                 .slot_bytes = proto.accept().slot_bytes(),
                                 .slots = proto.accept().slots()};
   }
-  if (proto.has_refuse() && proto.refuse().code() != 0) {
-    message.refuse = FromProtoStatus(proto.refuse());
-  }
+  message.refuse = FromProto(proto.refuse());
   for (const v1::OfferResult& entry : proto.offers()) {
     ASSIGN_OR_RETURN(OfferReply reply, ParseOfferReply(entry));
     message.offers.push_back(std::move(reply));
   }
   for (const v1::HandoffResult& entry : proto.handoffs()) {
-    message.handoffs.push_back({LeaseId(entry.lease_id()),
-                                entry.error().code() == 0 ? absl::OkStatus()
-                                                          : FromProtoStatus(entry.error())});
+    message.handoffs.push_back({LeaseId(entry.lease_id()), FromProto(entry.error())});
   }
   message.cancels = ParseCancels(proto.cancels());
   return message;

@@ -2,10 +2,13 @@
 
 #include <random>
 
+#include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
 namespace lodestone {
 namespace {
+
+using google::protobuf::util::MessageDifferencer;
 
 Manifest SomeManifest() {
   Manifest manifest{};
@@ -77,7 +80,7 @@ TEST(ProtoConvertTest, RequestComesBackAsItWent) {
   EXPECT_EQ(back->handoffs[0].sampling.logit_bias, message.handoffs[0].sampling.logit_bias);
   EXPECT_EQ(back->handoffs[0].sampling.seed, message.handoffs[0].sampling.seed);
   EXPECT_EQ(back->handoffs[0].totals, message.handoffs[0].totals);
-  EXPECT_EQ(ToProto(*back).SerializeAsString(), ToProto(message).SerializeAsString());
+  EXPECT_TRUE(MessageDifferencer::Equals(ToProto(*back), ToProto(message)));
 }
 
 TEST(ProtoConvertTest, ReplyComesBackAsItWent) {
@@ -99,7 +102,7 @@ TEST(ProtoConvertTest, ReplyComesBackAsItWent) {
   EXPECT_EQ(back->accept->session_key, message.accept->session_key);
   EXPECT_EQ(back->offers[3].verdict, OfferVerdict::kCorrupt);
   EXPECT_EQ(back->handoffs[1].status, message.handoffs[1].status);
-  EXPECT_EQ(ToProto(*back).SerializeAsString(), ToProto(message).SerializeAsString());
+  EXPECT_TRUE(MessageDifferencer::Equals(ToProto(*back), ToProto(message)));
 }
 
 TEST(ProtoConvertTest, HeartbeatIsEmpty) {
