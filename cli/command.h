@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdio>
+#include <string>
 #include <string_view>
 
 #include "base/config.h"
@@ -16,6 +17,9 @@ int RunCommand(std::string_view name, std::string_view description, int argc,
   absl::StatusOr<ParseOutcome> outcome = ParseConfig(name, description, argc, argv, config);
   if (!outcome.ok()) return PrintUsageError(name, outcome.status());
   if (outcome->exit) return PrintAndExit(*outcome);
+  for (const std::string& warning : outcome->warnings) {
+    std::fprintf(stderr, "%s\n", warning.c_str());
+  }
   return body(config);
 }
 
