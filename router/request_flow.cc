@@ -288,13 +288,15 @@ Task<absl::Status> RequestFlow::CopyTokens(Life& life, TokenStream& tokens) {
 
 // Hands new tokens on. A token seen before is dropped; a gap is a bug of the worker.
 Task<absl::Status> RequestFlow::Deliver(Life& life, std::vector<GeneratedToken> tokens) {
-  const int64_t expected = static_cast<int64_t>(life.delivered.size());
-  std::erase_if(tokens, [&](const GeneratedToken& token) { return token.index < expected; });
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    const int64_t wanted = expected + static_cast<int64_t>(i);
-    if (tokens[i].index == wanted) continue;
+  int64_t expected = static_cast<int64_t>(life.delivered.size());
+  std::erase_if(tokens, [&](const GeneratedToken& token) {
+    if (token.index < expected) return true;
+    if (token.index == expected) ++expected;
+    return false;
+  });
+  if (!tokens.empty() && tokens.back().index >= expected) {
     co_return absl::InternalError(
-        absl::StrCat("token ", tokens[i].index, " arrived, expected token ", wanted));
+        absl::StrCat("token ", tokens.back().index, " arrived, expected token ", expected));
   }
   if (tokens.empty()) co_return absl::OkStatus();
   life.attempts_without_progress = 0;

@@ -7,6 +7,7 @@
 
 #include "router/model_info.h"
 #include "router/request.h"
+#include "text/detokenizer.h"
 #include "text/output_parser.h"
 #include "text/stop_strings.h"
 

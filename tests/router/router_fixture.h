@@ -97,8 +97,8 @@ class RouterFixture : public testing::Test {
   // The value of one line of /metrics; 0 if it is not there.
   double Metric(const std::string& series) {
     const std::string text = Fetch(http_, "GET", "/metrics").body;
-    const size_t at = text.find(series + " ");
-    return at == std::string::npos ? 0 : std::stod(text.substr(at + series.size() + 1));
+    const size_t at = text.find("\n" + series + " ");
+    return at == std::string::npos ? 0 : std::stod(text.substr(at + series.size() + 2));
   }
 
   static std::string ChatBody(const std::string& extra = "") {
@@ -161,9 +161,10 @@ class RouterFixture : public testing::Test {
   ScriptedModel script_;
   int http_ = 0;
   std::string grpc_address_;
-  std::unique_ptr<Router> router_;
-  std::vector<std::unique_ptr<ScriptedPrefill>> prefills_;
+  // Prefill workers hand over to decode workers, so they go first; the router before both.
   std::vector<std::unique_ptr<ScriptedDecode>> decodes_;
+  std::vector<std::unique_ptr<ScriptedPrefill>> prefills_;
+  std::unique_ptr<Router> router_;
 };
 
 }  // namespace lodestone

@@ -81,7 +81,6 @@ class Registrar {
       *heartbeat.mutable_load() = load();
       open = stream->Write(heartbeat);
     }
-    context_.TryCancel();
     reader.join();
     const grpc::Status status = stream->Finish();
     if (refusal().empty()) SetRefusal(status.error_message());

@@ -1,0 +1,279 @@
+// Workers that die, refuse or are missing, and clients that leave.
+#include <grpcpp/grpcpp.h>
+
+#include "proto/lodestone/v1/worker.pb.h"
+#include "tests/router/router_fixture.h"
+
+namespace lodestone {
+namespace {
+
+using testing::HasSubstr;
+using FailureTest = RouterFixture;
+using std::chrono::milliseconds;
+
+constexpr char kAnswer[] = "The secret code for the river is north-1234-stone. It was sold on Monday.";
+
+TEST_F(FailureTest, WithoutWorkersItIsNotReadyAndSaysWhy) {
+  StartRouter();
+  const ClientResponse ready = Fetch(http_, "GET", "/readyz");
+  EXPECT_EQ(ready.status, 503);
+  EXPECT_THAT(ready.body, HasSubstr("no prefill worker is ready"));
+  EXPECT_EQ(Fetch(http_, "GET", "/health").status, 503);
+  const ClientResponse chat = Chat();
+  EXPECT_EQ(chat.status, 503);
+  EXPECT_EQ(ErrorCode(chat), "no_prefill_worker");
+  EXPECT_TRUE(chat.headers.contains("retry-after"));
+  AddPrefill();
+  ASSERT_TRUE(Eventually([&]() { return ErrorCode(Chat()) == "no_decode_worker"; }));
+}
+
+TEST_F(FailureTest, WorkerThatIsNotReadyIsNamedWithItsReason) {
+  StartRouter();
+  StartWorkers(kAnswer);
+  decodes_[0]->SetState(v1::WORKER_STATE_DRAINING, "told to stop");
+  ASSERT_TRUE(Eventually([&]() { return Fetch(http_, "GET", "/readyz").status == 503; }));
+  const ClientResponse chat = Chat();
+  EXPECT_EQ(chat.status, 503);
+  EXPECT_THAT(chat.body, HasSubstr("told to stop"));
+}
+
+TEST_F(FailureTest, PrefillDeathBeforeTheFirstTokenIsReplayed) {
+  StartRouter();
+  StartWorkers(kAnswer, 2, 1);
+  for (const auto& prefill : prefills_) prefill->SetRunPause(milliseconds(20));
+  prefills_[0]->DieAtRun(1);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(ContentOf(Chat()), kAnswer);
+  EXPECT_TRUE(decodes_[0]->WaitIdle());
+}
+
+TEST_F(FailureTest, DecodeDeathContinuesTheSameStreamExactly) {
+  StartRouter();
+  StartWorkers(kAnswer, 1, 2);
+  for (const auto& decode : decodes_) decode->SetTokenPause(milliseconds(10));
+  for (const auto& decode : decodes_) decode->DieAtToken(decode->num_tokens_sent() + 9);
+  // The first dies in the stream; its replacement would too, so it is spared by then.
+  HttpClient client(http_);
+  client.Send("POST", "/v1/chat/completions", ChatBody(R"("stream":true,"seed":77)"));
+  EXPECT_EQ(client.ReceiveHead().status, 200);
+  Streamed result;
+  while (const std::optional<std::string> event = client.ReadEvent()) {
+    Absorb(*event, result);
+    if (prefills_[0]->last_num_generated() > 0) {
+      for (const auto& decode : decodes_) decode->DieAtToken(0);
+    }
+  }
+  EXPECT_EQ(result.content, kAnswer);
+  EXPECT_EQ(result.finish_reason, "stop");
+  EXPECT_TRUE(result.done);
+  EXPECT_FALSE(result.error);
+  EXPECT_GT(prefills_[0]->last_num_generated(), 0);
+  EXPECT_EQ(prefills_[0]->last_seed(), 77u);
+}
+
+TEST_F(FailureTest, ARestartedWorkerTakesOver) {
+  StartRouter();
+  StartWorkers(kAnswer, 1, 1);
+  decodes_[0]->SetTokenPause(milliseconds(10));
+  decodes_[0]->DieAtToken(decodes_[0]->num_tokens_sent() + 6);
+  std::thread restart([this]() {
+    ASSERT_TRUE(Eventually([&]() { return !decodes_[0]->refusal().empty(); }));
+    std::this_thread::sleep_for(milliseconds(300));
+    AddDecode();
+  });
+  const Streamed streamed = StreamChat();
+  restart.join();
+  EXPECT_EQ(streamed.content, kAnswer);
+  EXPECT_TRUE(streamed.done);
+}
+
+TEST_F(FailureTest, WithoutAReplacementTheStreamEndsInOneError) {
+  StartRouter();
+  StartWorkers(kAnswer, 1, 1);
+  decodes_[0]->SetTokenPause(milliseconds(10));
+  decodes_[0]->DieAtToken(decodes_[0]->num_tokens_sent() + 6);
+  const Streamed streamed = StreamChat();
+  EXPECT_TRUE(streamed.error);
+  EXPECT_FALSE(streamed.done);
+  EXPECT_THAT(streamed.events.back(), HasSubstr("no_decode_worker"));
+  EXPECT_EQ(std::string(kAnswer).rfind(streamed.content, 0), 0u);
+}
+
+TEST_F(FailureTest, DataLossOfAHandOffIsRunAgain) {
+  StartRouter();
+  StartWorkers(kAnswer, 1, 1);
+  decodes_[0]->FailStreams(2, grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(ContentOf(Chat()), kAnswer);
+  EXPECT_EQ(Metric("lodestone_request_replays_total{reason=\"decode\"}"), 2);
+}
+
+TEST_F(FailureTest, InvalidArgumentIsNeverRunAgain) {
+  StartRouter();
+  StartWorkers(kAnswer, 2, 1);
+  const int64_t before = prefills_[0]->num_runs() + prefills_[1]->num_runs();
+  for (const auto& prefill : prefills_) prefill->FailRuns(1, grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Chat().status, 400);
+  EXPECT_EQ(prefills_[0]->num_runs() + prefills_[1]->num_runs(), before + 1);
+  EXPECT_TRUE(decodes_[0]->WaitIdle());
+}
+
+TEST_F(FailureTest, AttemptsWithoutProgressAreBounded) {
+  StartRouter();
+  StartWorkers(kAnswer, 1, 1);
+  const int64_t before = prefills_[0]->num_runs();
+  prefills_[0]->FailRuns(100, grpc::StatusCode::UNAVAILABLE);
+  const ClientResponse response = Chat();
+  EXPECT_EQ(response.status, 502);
+  EXPECT_EQ(ErrorCode(response), "upstream_failed");
+  EXPECT_EQ(response.headers.at("x-should-retry"), "true");
+  EXPECT_EQ(prefills_[0]->num_runs(), before + 4);
+  EXPECT_TRUE(decodes_[0]->WaitIdle());
+}
+
+TEST_F(FailureTest, RepeatedTokensAreDropped) {
+  StartRouter();
+  StartWorkers(kAnswer);
+  decodes_[0]->RepeatTokens(true);
+  EXPECT_EQ(ContentOf(Chat()), kAnswer);
+}
+
+TEST_F(FailureTest, AMissingTokenIsAnInternalError) {
+  StartRouter();
+  StartWorkers(kAnswer);
+  decodes_[0]->SkipToken(3);
+  const ClientResponse response = Chat();
+  EXPECT_EQ(response.status, 500);
+  EXPECT_THAT(response.body, HasSubstr("expected token 3"));
+}
+
+TEST_F(FailureTest, SilentWorkerIsRemoved) {
+  StartRouter();
+  StartWorkers(kAnswer);
+  decodes_[0]->FallSilent();
+  ASSERT_TRUE(Eventually([&]() { return !decodes_[0]->refusal().empty(); }));
+  EXPECT_THAT(decodes_[0]->refusal(), HasSubstr("silent for"));
+  EXPECT_EQ(Fetch(http_, "GET", "/readyz").status, 503);
+}
+
+TEST_F(FailureTest, AnotherModelIsRefusedWithTheDifferingFields) {
+  StartRouter();
+  StartWorkers(kAnswer);
+  script_.vocab_size = 2048;
+  script_.tokenizer = "0123456789abcdef";
+  ScriptedDecode& other = AddDecode();
+  ASSERT_TRUE(Eventually([&]() { return !other.refusal().empty(); }));
+  EXPECT_THAT(other.refusal(), HasSubstr("vocab_size: router 1024, worker 2048"));
+  EXPECT_THAT(other.refusal(), HasSubstr("tokenizer: router"));
+  EXPECT_EQ(ContentOf(Chat()), kAnswer);
+}
+
+TEST_F(FailureTest, WorkersOfDifferentLayoutsNeverPair) {
+  StartRouter();
+  script_.output = Model().tokenizer->EncodeText(kAnswer);
+  AddPrefill();
+  script_.index_k = "fp8";
+  AddDecode();
+  ASSERT_TRUE(Eventually([&]() {
+    return Parse(Fetch(http_, "GET", "/readyz").body).at("workers").as_array().size() == 2;
+  }));
+  EXPECT_THAT(Fetch(http_, "GET", "/readyz").body, HasSubstr("same cache layout"));
+  const ClientResponse response = Chat();
+  EXPECT_EQ(response.status, 503);
+  EXPECT_THAT(response.body, HasSubstr("index_k bf16 against fp8"));
+}
+
+TEST_F(FailureTest, ARequestLargerThanEveryWorkerIsTooLong) {
+  script_.cache_capacity_bytes = 1000 + 256 * 4;  // 1024 tokens
+  StartRouter();
+  StartWorkers(kAnswer);
+  const ClientResponse response = Chat("\"max_tokens\":5000");
+  EXPECT_EQ(response.status, 400);
+  EXPECT_EQ(ErrorCode(response), "context_length_exceeded");
+  EXPECT_THAT(response.body, HasSubstr("5005 tokens"));
+  EXPECT_THAT(response.body, HasSubstr("holds 1024"));
+  EXPECT_EQ(ContentOf(Chat()), kAnswer);  // the default is cut to what fits
+}
+
+TEST_F(FailureTest, AFullQueueIs429WithRetryAfter) {
+  script_.cache_capacity_bytes = 1000 + 256 * 4;
+  RouterConfig config = Config();
+  config.queue_size = 1;
+  config.queue_timeout = milliseconds(800);
+  StartRouter(config);
+  StartWorkers(kAnswer);
+  prefills_[0]->SetRunPause(milliseconds(2000));
+  HttpClient running(http_);
+  running.Send("POST", "/v1/chat/completions", ChatBody("\"max_tokens\":900"));
+  ASSERT_TRUE(Eventually([&]() { return decodes_[0]->num_live() == 1; }));
+  HttpClient waiting(http_);
+  waiting.Send("POST", "/v1/chat/completions", ChatBody("\"max_tokens\":900"));
+  ASSERT_TRUE(Eventually([&]() { return Metric("lodestone_router_queue_depth") == 1; }));
+  const ClientResponse refused = Chat("\"max_tokens\":900");
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_EQ(ErrorCode(refused), "queue_full");
+  EXPECT_TRUE(refused.headers.contains("retry-after"));
+  EXPECT_TRUE(refused.headers.contains("retry-after-ms"));
+  const ClientResponse timed_out = waiting.Receive();
+  EXPECT_EQ(timed_out.status, 429);
+  EXPECT_EQ(ErrorCode(timed_out), "no_memory");
+  EXPECT_EQ(ContentOf(running.Receive()), kAnswer);
+}
+
+TEST_F(FailureTest, WaitingRequestsRunWhenMemoryComesFree) {
+  script_.cache_capacity_bytes = 1000 + 256 * 4;
+  StartRouter();
+  StartWorkers(kAnswer);
+  std::vector<std::unique_ptr<HttpClient>> clients;
+  for (int i = 0; i < 8; ++i) {
+    clients.push_back(std::make_unique<HttpClient>(http_));
+    clients.back()->Send("POST", "/v1/chat/completions", ChatBody("\"max_tokens\":900"));
+  }
+  for (const auto& client : clients) EXPECT_EQ(ContentOf(client->Receive()), kAnswer);
+  EXPECT_TRUE(decodes_[0]->WaitIdle());
+}
+
+TEST_F(FailureTest, AClientThatLeavesInPrefillCancelsItEverywhere) {
+  StartRouter();
+  StartWorkers(kAnswer);
+  prefills_[0]->SetRunPause(milliseconds(10'000));
+  HttpClient client(http_);
+  client.Send("POST", "/v1/chat/completions", ChatBody());
+  ASSERT_TRUE(Eventually([&]() { return decodes_[0]->num_live() == 1; }));
+  client.Close();
+  EXPECT_TRUE(Eventually([&]() { return prefills_[0]->num_cancelled() == 1; }, 1));
+  EXPECT_TRUE(decodes_[0]->WaitIdle());
+  EXPECT_TRUE(Eventually([&]() {
+    return Metric("lodestone_requests_total{code=\"499\",finish_reason=\"cancelled\"}") == 1;
+  }));
+}
+
+TEST_F(FailureTest, AClientThatLeavesInDecodeCancelsIt) {
+  StartRouter();
+  StartWorkers(kAnswer);
+  decodes_[0]->SetTokenPause(milliseconds(200));
+  HttpClient client(http_);
+  client.Send("POST", "/v1/chat/completions", ChatBody("\"stream\":true"));
+  EXPECT_EQ(client.ReceiveHead().status, 200);
+  client.Close();
+  EXPECT_TRUE(Eventually([&]() { return decodes_[0]->num_cancelled() == 1; }, 2));
+  EXPECT_TRUE(decodes_[0]->WaitIdle());
+}
+
+TEST_F(FailureTest, AClientThatLeavesTheQueueIsForgotten) {
+  script_.cache_capacity_bytes = 1000 + 256 * 4;
+  StartRouter();
+  StartWorkers(kAnswer);
+  prefills_[0]->SetRunPause(milliseconds(700));
+  HttpClient running(http_);
+  running.Send("POST", "/v1/chat/completions", ChatBody("\"max_tokens\":900"));
+  ASSERT_TRUE(Eventually([&]() { return decodes_[0]->num_live() == 1; }));
+  {
+    HttpClient waiting(http_);
+    waiting.Send("POST", "/v1/chat/completions", ChatBody("\"max_tokens\":900"));
+    ASSERT_TRUE(Eventually([&]() { return Metric("lodestone_router_queue_depth") == 1; }));
+  }
+  EXPECT_TRUE(Eventually([&]() { return Metric("lodestone_router_queue_depth") == 0; }, 1));
+  EXPECT_EQ(ContentOf(running.Receive()), kAnswer);
+}
+
+}  // namespace
+}  // namespace lodestone
