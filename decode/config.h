@@ -23,7 +23,8 @@ struct DecodeConfig {
   }
 };
 
-// The port to listen at for caches; any free one if that of gRPC is. INVALID_ARGUMENT if it is none.
+// The port to listen at for caches; any free one if that of gRPC is. INVALID_ARGUMENT if it is
+// none.
 absl::StatusOr<int> DataPort(const DecodeConfig& config);
 
 }  // namespace lodestone

@@ -170,9 +170,8 @@ absl::StatusOr<SequenceCache*> RequestTable::CacheFor(LeaseId lease, int64_t num
   }
   Request& request = found->second;
   if (num_tokens < 0 || num_tokens > request.prompt_tokens) {
-    return absl::InvalidArgumentError("rows of " + std::to_string(num_tokens) +
-                                      " tokens arrive, " + std::to_string(request.prompt_tokens) +
-                                      " were reserved");
+    return absl::InvalidArgumentError("rows of " + std::to_string(num_tokens) + " tokens arrive, " +
+                                      std::to_string(request.prompt_tokens) + " were reserved");
   }
   if (request.cache == nullptr) {
     ASSIGN_OR_RETURN(request.cache, engine_.cache().MakeSequence(lease));
@@ -186,21 +185,20 @@ absl::Status RequestTable::Adopt(Handoff handoff) {
   if (found == requests_.end()) return absl::NotFoundError("the lease is not live");
   Request& request = found->second;
   RETURN_IF_ERROR(FAILPOINT("decode_adopt"));
-  RETURN_IF_ERROR(
-      engine_.CheckRequest(handoff.tokens, handoff.num_generated, handoff.sampling));
+  RETURN_IF_ERROR(engine_.CheckRequest(handoff.tokens, handoff.num_generated, handoff.sampling));
   const int64_t num_tokens = std::ssize(handoff.tokens);
   const int64_t to_come = handoff.sampling.max_new_tokens - handoff.num_generated;
   if (num_tokens != request.prompt_tokens || to_come > request.max_new_tokens ||
       request.cache == nullptr) {
-    return absl::InvalidArgumentError(
-        std::to_string(num_tokens) + " tokens and " + std::to_string(to_come) +
-        " to come are handed over, " + std::to_string(request.prompt_tokens) + " and " +
-        std::to_string(request.max_new_tokens) + " were reserved");
+    return absl::InvalidArgumentError(std::to_string(num_tokens) + " tokens and " +
+                                      std::to_string(to_come) + " to come are handed over, " +
+                                      std::to_string(request.prompt_tokens) + " and " +
+                                      std::to_string(request.max_new_tokens) + " were reserved");
   }
   const int32_t first = handoff.first_token.id;
   if (first < 0 || first >= engine_.config().vocab_size ||
-      FinishAfter(first, handoff.num_generated + 1, handoff.sampling,
-                  engine_.config().eos_ids) != FinishReason::kNone) {
+      FinishAfter(first, handoff.num_generated + 1, handoff.sampling, engine_.config().eos_ids) !=
+          FinishReason::kNone) {
     return absl::InvalidArgumentError("first token " + std::to_string(first) +
                                       " leaves nothing to decode");
   }

@@ -19,7 +19,7 @@ namespace lodestone {
 
 // What a router reserves memory for.
 struct ReserveRequest {
-  std::string request_id;  // of the router, for logs
+  std::string request_id = {};  // of the router, for logs
   int32_t attempt = 0;
   int64_t prompt_tokens = 0;   // that prefill will hand over
   int64_t max_new_tokens = 0;  // still to come, the one that prefill samples included
@@ -38,9 +38,9 @@ using StreamId = uint64_t;
 // sequences; every byte goes back to the ledger when a request ends, whichever way it does. Worker
 // loop only.
 //
-// States of a request: reserved -> receiving (has a cache) -> running (adopted) -> ended. It can end
-// in every state: finished, cancelled, abandoned by its hand-off, expired, or its stream broken.
-// Exactly one terminal event is made for each, and nothing after it.
+// States of a request: reserved -> receiving (has a cache) -> running (adopted) -> ended. It can
+// end in every state: finished, cancelled, abandoned by its hand-off, expired, or its stream
+// broken. Exactly one terminal event is made for each, and nothing after it.
 class RequestTable : public HandoffTarget {
  public:
   RequestTable(Engine* engine, Receiver* receiver, const Clock* clock);
@@ -53,7 +53,8 @@ class RequestTable : public HandoffTarget {
   // A router's stream names leases, and takes the events of `subscribe` from now on, those that
   // are waiting included. A lease that is not live any more gets a NOT_FOUND event.
   void OpenStream(StreamId id, std::shared_ptr<TokenStream> stream);
-  void NameOnStream(StreamId id, std::span<const LeaseId> named, std::span<const LeaseId> subscribe);
+  void NameOnStream(StreamId id, std::span<const LeaseId> named,
+                    std::span<const LeaseId> subscribe);
   void CloseStream(StreamId id);  // its leases die
 
   // One decode step of every running request: at most one pass of the engine.

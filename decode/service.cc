@@ -94,7 +94,8 @@ class StreamReactor final : public grpc::ServerBidiReactor<v1::StreamRequest, v1
   }
 
   void WriteNext() {
-    const absl::Status status = stream_->status();  // before TakeAll, which then gives the last events
+    const absl::Status status =
+        stream_->status();  // before TakeAll, which then gives the last events
     {
       MutexLock lock(&mutex_);
       if (writing_ || ended_) return;

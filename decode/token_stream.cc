@@ -12,9 +12,9 @@ void TokenStream::Add(std::vector<LeaseEvent> events) {
     if (!status_.ok()) return;
     const size_t waiting = events_.size() + events.size();
     if (waiting > kMaxEvents) {
-      status_ = absl::ResourceExhaustedError(
-          "the router reads too slowly: " + std::to_string(waiting) + " events wait, the limit is " +
-          std::to_string(kMaxEvents));
+      status_ =
+          absl::ResourceExhaustedError("the router reads too slowly: " + std::to_string(waiting) +
+                                       " events wait, the limit is " + std::to_string(kMaxEvents));
       events_.clear();
     } else {
       events_.insert(events_.end(), std::make_move_iterator(events.begin()),

@@ -26,8 +26,8 @@ class TokenStream {
  public:
   static constexpr size_t kMaxEvents = 65'536;
 
-  // `notify` is called after events were added or the stream has ended, on the adding thread, without
-  // a lock held.
+  // `notify` is called after events were added or the stream has ended, on the adding thread,
+  // without a lock held.
   explicit TokenStream(std::function<void()> notify) : notify_(std::move(notify)) {}
 
   // Events of one step. Dropped once the stream has ended.
@@ -37,8 +37,8 @@ class TokenStream {
 
   // Everything added since the last call.
   std::vector<LeaseEvent> TakeAll();
-  // Not OK once the stream has ended: the writer must end the call with this status, after the events
-  // that TakeAll still gives. RESOURCE_EXHAUSTED if the reader was too slow.
+  // Not OK once the stream has ended: the writer must end the call with this status, after the
+  // events that TakeAll still gives. RESOURCE_EXHAUSTED if the reader was too slow.
   absl::Status status() const;
 
  private:

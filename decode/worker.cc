@@ -17,7 +17,9 @@ constexpr milliseconds kPumpInterval{1};
 constexpr milliseconds kIdleInterval{10};
 constexpr std::chrono::seconds kPushTimeout{1};
 
-double Seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+double Seconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
 
 }  // namespace
 
@@ -120,7 +122,8 @@ absl::Status DecodeWorker::Turn() {
 
 void DecodeWorker::TakeCommands() {
   if (table_.num_running() == 0) {
-    HandleIfAny(commands_.PopUntil(clock_.Now() + (table_.num_live() > 0 ? kPumpInterval : kIdleInterval)));
+    HandleIfAny(
+        commands_.PopUntil(clock_.Now() + (table_.num_live() > 0 ? kPumpInterval : kIdleInterval)));
   }
   while (HandleIfAny(commands_.TryPop())) {
   }
@@ -133,9 +136,9 @@ bool DecodeWorker::HandleIfAny(std::optional<Command> command) {
 }
 
 void DecodeWorker::Handle(ReserveCommand command) {
-  absl::StatusOr<ReserveReply> reply =
-      draining_ ? absl::UnavailableError("the decode worker is draining")
-                : table_.Reserve(command.request);
+  absl::StatusOr<ReserveReply> reply = draining_
+                                           ? absl::UnavailableError("the decode worker is draining")
+                                           : table_.Reserve(command.request);
   CountRefusal(reply.status());
   command.done(std::move(reply));
 }

@@ -6,9 +6,9 @@
 namespace lodestone {
 namespace {
 
+using std::chrono::milliseconds;
 using testing::ElementsAre;
 using testing::IsEmpty;
-using std::chrono::milliseconds;
 
 constexpr LeaseHolder kRouter{LeaseHolder::Kind::kRouterStream, 1};
 constexpr LeaseHolder kOtherRouter{LeaseHolder::Kind::kRouterStream, 2};

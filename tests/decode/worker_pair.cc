@@ -99,7 +99,8 @@ void ScriptedRequest::KeepNaming() {
   v1::StreamRequest request;
   request.add_leases(lease_);
   std::unique_lock lock(naming_mutex_);
-  while (!naming_changed_.wait_for(lock, std::chrono::seconds(1), [this] { return naming_over_; })) {
+  while (
+      !naming_changed_.wait_for(lock, std::chrono::seconds(1), [this] { return naming_over_; })) {
     if (!stream_->Write(request)) return;
   }
 }

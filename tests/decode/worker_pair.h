@@ -74,8 +74,8 @@ class Running {
 using RunningPrefill = Running<PrefillProcess>;
 using RunningDecode = Running<DecodeProcess>;
 
-// What a router does for one request, without a router: reserve, subscribe, prefill, read tokens. Has
-// a token stream of its own and names its lease until it is destroyed.
+// What a router does for one request, without a router: reserve, subscribe, prefill, read tokens.
+// Has a token stream of its own and names its lease until it is destroyed.
 class ScriptedRequest {
  public:
   ScriptedRequest(const RunningPrefill& prefill, const RunningDecode& decode,
@@ -83,12 +83,12 @@ class ScriptedRequest {
   ~ScriptedRequest();
 
   absl::Status Reserve();
-  void Subscribe();            // after Reserve
-  absl::Status Run();          // the first token, if all goes well
-  void CancelRun();            // from another thread
-  bool ReadEvent();            // one message of the stream; false at its end
-  void ReadToEnd();            // until the terminal event or the end of the stream
-  int64_t Cancel();            // on decode; bytes released
+  void Subscribe();    // after Reserve
+  absl::Status Run();  // the first token, if all goes well
+  void CancelRun();    // from another thread
+  bool ReadEvent();    // one message of the stream; false at its end
+  void ReadToEnd();    // until the terminal event or the end of the stream
+  int64_t Cancel();    // on decode; bytes released
   // All of it. OK with the whole answer, else the first error.
   absl::Status Answer();
 
