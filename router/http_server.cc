@@ -7,19 +7,17 @@
 #include <optional>
 #include <set>
 
-#include <absl/strings/ascii.h>
 #include <absl/strings/str_cat.h>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
-#include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/status.hpp>
-#include <boost/beast/http/string_body.hpp>
 
 #include "base/logging.h"
+#include "router/http_request_parser.h"
 
 namespace lodestone {
 namespace {
@@ -28,36 +26,11 @@ namespace beast = boost::beast;
 namespace http = boost::beast::http;
 using Tcp = asio::ip::tcp;
 using Error = boost::system::error_code;
-using Parser = http::request_parser<http::string_body>;
 
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 constexpr int64_t kMinBodyBytesPerSecond = 64 << 10;
 
 std::string Text(beast::string_view view) { return std::string(view.data(), view.size()); }
-
-// What the parser's error means to the client; 0: just close the connection.
-int StatusOf(const Error& error) {
-  if (error == http::error::header_limit) return 431;
-  if (error == http::error::body_limit || error == http::error::buffer_overflow) return 413;
-  if (error == beast::error::timeout) return 408;
-  if (error == http::error::end_of_stream || error == http::error::partial_message) return 0;
-  if (error.category() == make_error_code(http::error::bad_method).category()) return 400;
-  return 0;
-}
-
-std::string Explain(int status, const Error& error, const HttpLimits& limits) {
-  switch (status) {
-    case 408:
-      return "the request took too long to arrive";
-    case 413:
-      return absl::StrCat("the body is larger than the limit of ", limits.max_body_bytes, " bytes");
-    case 431:
-      return absl::StrCat("the headers are larger than the limit of ", limits.max_header_bytes,
-                          " bytes");
-    default:
-      return absl::StrCat("not a valid HTTP request: ", error.message());
-  }
-}
 
 // One client connection: reads a request, lets the handler answer, and again.
 class Connection final : public HttpExchange, public std::enable_shared_from_this<Connection> {
@@ -168,80 +141,42 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
 
   // Refuses and returns false if what comes is not a request within the limits.
   Task<bool> ReadRequest(HttpRequest& request) {
-    Parser parser;
-    parser.header_limit(static_cast<uint32_t>(limits_.max_header_bytes));
-    parser.body_limit(static_cast<uint64_t>(limits_.max_body_bytes));
-    int64_t num_chunks = 0;
-    auto count_chunk = [&](uint64_t, beast::string_view extension, Error& error) {
-      if (++num_chunks > limits_.max_chunks ||
-          static_cast<int64_t>(extension.size()) > limits_.max_chunk_extension_bytes) {
-        error = http::error::bad_chunk_extension;
-      }
-    };
-    parser.on_chunk_header(count_chunk);
+    HttpRequestParser parser(limits_);
     stream_.expires_after(limits_.header_timeout);
-    auto [error, bytes] = co_await http::async_read_header(stream_, buffer_, parser, kTuple);
-    if (error) co_return co_await RefuseError(error);
-    const http::request<http::string_body>& head = parser.get();
-    method_ = Text(head.method_string());
-    version_ = head.version();
-    const std::string complaint = CheckHead(head);
+    const auto [error, bytes] =
+        co_await http::async_read_header(stream_, buffer_, parser.parser(), kTuple);
+    if (error) co_return co_await RefuseError(parser, error);
+    method_ = parser.method();
+    version_ = parser.version();
+    const std::string complaint = parser.CheckHead();
     if (!complaint.empty()) co_return co_await Refuse(431, complaint);
     const Error body_error = co_await ReadBody(parser);
-    if (body_error) co_return co_await RefuseError(body_error);
-    keep_alive_ = parser.get().keep_alive();
-    TakeRequest(parser, request);
+    if (body_error) co_return co_await RefuseError(parser, body_error);
+    keep_alive_ = parser.parser().get().keep_alive();
+    request = parser.Take();
+    request.received_at = RealClock()->Now();
     co_return true;
   }
 
-  std::string CheckHead(const http::request<http::string_body>& head) const {
-    if (static_cast<int64_t>(head.target().size()) > limits_.max_target_bytes) {
-      return absl::StrCat("the request target has ", head.target().size(), " bytes, limit is ",
-                          limits_.max_target_bytes);
-    }
-    const int64_t num_headers = std::distance(head.begin(), head.end());
-    if (num_headers > limits_.max_headers) {
-      return absl::StrCat("the request has ", num_headers, " headers, limit is ",
-                          limits_.max_headers);
-    }
-    return "";
-  }
-
-  Task<Error> ReadBody(Parser& parser) {
+  Task<Error> ReadBody(HttpRequestParser& parser) {
     const TimePoint start = RealClock()->Now();
-    if (absl::AsciiStrToLower(Text(parser.get()[http::field::expect])) == "100-continue") {
-      Queue("HTTP/1.1 100 Continue\r\n\r\n");
-    }
+    if (parser.expects_continue()) Queue("HTTP/1.1 100 Continue\r\n\r\n");
     int64_t received = 0;
-    while (!parser.is_done()) {
+    while (!parser.parser().is_done()) {
       stream_.expires_at(start + limits_.body_timeout +
                          std::chrono::seconds(received / kMinBodyBytesPerSecond));
-      const auto [error, bytes] = co_await http::async_read_some(stream_, buffer_, parser, kTuple);
+      const auto [error, bytes] =
+          co_await http::async_read_some(stream_, buffer_, parser.parser(), kTuple);
       if (error) co_return error;
       received += static_cast<int64_t>(bytes);
     }
     co_return Error();
   }
 
-  static void TakeRequest(Parser& parser, HttpRequest& request) {
-    http::request<http::string_body> message = parser.release();
-    request.received_at = RealClock()->Now();
-    request.method = Text(message.method_string());
-    const std::string target = Text(message.target());
-    const size_t question = target.find('?');
-    request.path = target.substr(0, question);
-    if (question != std::string::npos) request.query = target.substr(question + 1);
-    for (const auto& field : message) {
-      request.headers.emplace_back(absl::AsciiStrToLower(Text(field.name_string())),
-                                   Text(field.value()));
-    }
-    request.body = std::move(message.body());
-  }
-
-  Task<bool> RefuseError(Error error) {
-    const int status = StatusOf(error);
-    if (status == 0) co_return false;
-    co_return co_await Refuse(status, Explain(status, error, limits_));
+  Task<bool> RefuseError(const HttpRequestParser& parser, Error error) {
+    HttpRefusal refusal = parser.RefusalOf(error);
+    if (refusal.status == 0) co_return false;
+    co_return co_await Refuse(refusal.status, std::move(refusal.message));
   }
 
   Task<bool> Refuse(int status, std::string message) {
@@ -422,13 +357,6 @@ class BeastServer final : public HttpServer {
 };
 
 }  // namespace
-
-std::string_view HttpRequest::Header(std::string_view name) const {
-  for (const auto& [key, value] : headers) {
-    if (key == name) return value;
-  }
-  return {};
-}
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(asio::io_context& loop,
                                                               const std::string& host, int port,

@@ -1,0 +1,105 @@
+#include "router/http_request_parser.h"
+
+#include <iterator>
+
+#include <absl/strings/ascii.h>
+#include <absl/strings/str_cat.h>
+#include <boost/beast/core/error.hpp>
+
+namespace lodestone {
+namespace {
+
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+using Error = HttpRequestParser::Error;
+
+std::string Text(beast::string_view view) { return std::string(view.data(), view.size()); }
+
+// What the parser's error means to the client; 0: just close the connection.
+int StatusOf(const Error& error) {
+  if (error == http::error::header_limit) return 431;
+  if (error == http::error::body_limit || error == http::error::buffer_overflow) return 413;
+  if (error == beast::error::timeout) return 408;
+  if (error == http::error::end_of_stream || error == http::error::partial_message) return 0;
+  if (error.category() == make_error_code(http::error::bad_method).category()) return 400;
+  return 0;
+}
+
+std::string Explain(int status, const Error& error, const HttpLimits& limits) {
+  switch (status) {
+    case 408:
+      return "the request took too long to arrive";
+    case 413:
+      return absl::StrCat("the body is larger than the limit of ", limits.max_body_bytes, " bytes");
+    case 431:
+      return absl::StrCat("the headers are larger than the limit of ", limits.max_header_bytes,
+                          " bytes");
+    default:
+      return absl::StrCat("not a valid HTTP request: ", error.message());
+  }
+}
+
+}  // namespace
+
+std::string_view HttpRequest::Header(std::string_view name) const {
+  for (const auto& [key, value] : headers) {
+    if (key == name) return value;
+  }
+  return {};
+}
+
+HttpRequestParser::HttpRequestParser(const HttpLimits& limits) : limits_(limits) {
+  parser_.header_limit(static_cast<uint32_t>(limits.max_header_bytes));
+  parser_.body_limit(static_cast<uint64_t>(limits.max_body_bytes));
+  count_chunk_ = [this](uint64_t, beast::string_view extension, Error& error) {
+    if (++num_chunks_ > limits_.max_chunks ||
+        static_cast<int64_t>(extension.size()) > limits_.max_chunk_extension_bytes) {
+      error = http::error::bad_chunk_extension;
+    }
+  };
+  parser_.on_chunk_header(count_chunk_);
+}
+
+std::string HttpRequestParser::method() const { return Text(parser_.get().method_string()); }
+
+bool HttpRequestParser::expects_continue() const {
+  return absl::AsciiStrToLower(Text(parser_.get()[http::field::expect])) == "100-continue";
+}
+
+std::string HttpRequestParser::CheckHead() const {
+  const http::request<http::string_body>& head = parser_.get();
+  if (static_cast<int64_t>(head.target().size()) > limits_.max_target_bytes) {
+    return absl::StrCat("the request target has ", head.target().size(), " bytes, limit is ",
+                        limits_.max_target_bytes);
+  }
+  const int64_t num_headers = std::distance(head.begin(), head.end());
+  if (num_headers > limits_.max_headers) {
+    return absl::StrCat("the request has ", num_headers, " headers, limit is ",
+                        limits_.max_headers);
+  }
+  return "";
+}
+
+HttpRefusal HttpRequestParser::RefusalOf(const Error& error) const {
+  const int status = StatusOf(error);
+  if (status == 0) return {};
+  return {.status = status, .message = Explain(status, error, limits_)};
+}
+
+HttpRequest HttpRequestParser::Take() {
+  http::request<http::string_body> message = parser_.release();
+  HttpRequest request;
+  request.method = Text(message.method_string());
+  const std::string target = Text(message.target());
+  const size_t question = target.find('?');
+  request.path = target.substr(0, question);
+  if (question != std::string::npos) request.query = target.substr(question + 1);
+  for (const auto& field : message) {
+    request.headers.emplace_back(absl::AsciiStrToLower(Text(field.name_string())),
+                                 Text(field.value()));
+  }
+  request.body = std::move(message.body());
+  return request;
+}
+
+}  // namespace lodestone

@@ -1,0 +1,50 @@
+// Bytes to one HTTP request under limits: no sockets and no clock, so that a fuzzer can call it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include <boost/beast/core/string.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+
+#include "router/http_request.h"
+
+namespace lodestone {
+
+// Why a request is refused.
+struct HttpRefusal {
+  int status = 0;  // 0: there is nobody to answer, just close the connection
+  std::string message{};
+};
+
+class HttpRequestParser {
+ public:
+  using Error = boost::system::error_code;
+  using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+
+  // `limits` must outlive this.
+  explicit HttpRequestParser(const HttpLimits& limits);
+  HttpRequestParser(const HttpRequestParser&) = delete;
+  HttpRequestParser& operator=(const HttpRequestParser&) = delete;
+
+  // To be fed: the head first, the body once CheckHead() is empty.
+  Parser& parser() { return parser_; }
+  std::string method() const;
+  unsigned version() const { return parser_.get().version(); }  // 10 or 11
+  bool expects_continue() const;
+  // What the head has too much of (a 431), "" if nothing. REQUIRES: parser().is_header_done().
+  std::string CheckHead() const;
+  HttpRefusal RefusalOf(const Error& error) const;
+  // The request without `received_at`. REQUIRES: parser().is_done(); call once.
+  HttpRequest Take();
+
+ private:
+  const HttpLimits& limits_;
+  int64_t num_chunks_ = 0;
+  std::function<void(uint64_t, boost::beast::string_view, Error&)> count_chunk_;
+  Parser parser_;  // keeps a reference to count_chunk_
+};
+
+}  // namespace lodestone
