@@ -7,16 +7,13 @@
 
 #include "base/logging.h"
 #include "base/status_macros.h"
-#include "boost/json/object.hpp"
-#include "boost/json/value.hpp"
 #include "model/inventory.h"
 #include "model/sha256.h"
 #include "model/strict_json.h"
+#include "model/weight_map.h"
 
 namespace lodestone {
 namespace {
-
-namespace json = boost::json;
 
 constexpr std::string_view kSingleFile = "model.safetensors";
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
@@ -28,33 +25,6 @@ absl::Status FileError(const std::string& path, const std::string& what) {
 
 absl::Status TensorError(const std::string& path, std::string_view name, const std::string& what) {
   return FileError(path, "tensor '" + std::string(name) + "' " + what);
-}
-
-// A shard must lie in the checkpoint's own folder.
-bool IsPlainFileName(std::string_view name) {
-  return !name.empty() && name != "." && name != ".." &&
-         name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
-}
-
-absl::StatusOr<std::map<std::string, std::string, std::less<>>> ReadWeightMap(
-    const std::string& path, std::string_view text) {
-  const absl::StatusOr<json::value> root = ParseStrictJson(text);
-  if (!root.ok()) return FileError(path, std::string(root.status().message()));
-  const json::value* map =
-      root->is_object() ? root->get_object().if_contains("weight_map") : nullptr;
-  if (map == nullptr || !map->is_object()) return FileError(path, "has no weight_map");
-  std::map<std::string, std::string, std::less<>> weight_map;
-  for (const json::key_value_pair& item : map->get_object()) {
-    const std::string name(item.key());
-    if (!item.value().is_string()) return TensorError(path, name, "is not mapped to a file name");
-    const std::string shard(item.value().get_string());
-    if (!IsPlainFileName(shard)) {
-      return TensorError(path, name, "is mapped to '" + shard + "', which is not a file name");
-    }
-    weight_map.emplace(name, shard);
-  }
-  if (weight_map.empty()) return FileError(path, "has an empty weight_map");
-  return weight_map;
 }
 
 bool IsQuantised(DType dtype) {
@@ -98,7 +68,9 @@ absl::Status Checkpoint::OpenSingle(const std::string& path) {
 absl::Status Checkpoint::OpenSharded(const std::string& directory) {
   listing_path_ = directory + "/" + std::string(kIndexFile);
   ASSIGN_OR_RETURN(index_text_, ReadTextFile(listing_path_));
-  ASSIGN_OR_RETURN(const WeightMap weight_map, ReadWeightMap(listing_path_, index_text_));
+  const absl::StatusOr<WeightMap> parsed = ParseWeightMap(index_text_);
+  if (!parsed.ok()) return FileError(listing_path_, std::string(parsed.status().message()));
+  const WeightMap& weight_map = *parsed;
   std::set<std::string> shards;
   for (const auto& [name, shard] : weight_map) shards.insert(shard);
   for (const std::string& shard : shards) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "model/model_config.h"
 #include "model/safetensors.h"
+#include "model/weight_map.h"
 
 namespace lodestone {
 
@@ -57,8 +58,6 @@ class Checkpoint {
     const SafetensorsFile* file = nullptr;
     TensorView tensor;
   };
-  // Tensor name to shard name.
-  using WeightMap = std::map<std::string, std::string, std::less<>>;
 
   Checkpoint() = default;
   absl::Status OpenSingle(const std::string& path);
