@@ -94,9 +94,7 @@ void DecodeLink::HandleOpen(const LinkOpen& open) {
 
 void DecodeLink::Refuse(const absl::Status& why) {
   refused_ = true;
-  ToPrefill reply;
-  reply.refuse = why;
-  control_->Send(std::move(reply));
+  control_->Send({.refuse = why});
   Kill(why);
 }
 

@@ -60,19 +60,19 @@ struct LinkCancel {
 
 // An empty message is a heartbeat.
 struct ToDecode {
-  std::optional<LinkOpen> open;
-  std::vector<Offer> offers;
-  std::vector<Handoff> handoffs;
-  std::vector<LinkCancel> cancels;
-  std::vector<LeaseId> leases;  // named: they live on
+  std::optional<LinkOpen> open = {};
+  std::vector<Offer> offers = {};
+  std::vector<Handoff> handoffs = {};
+  std::vector<LinkCancel> cancels = {};
+  std::vector<LeaseId> leases = {};  // named: they live on
 };
 
 struct ToPrefill {
-  std::optional<LinkAccept> accept;
-  absl::Status refuse;  // not OK: the link ends
-  std::vector<OfferReply> offers;
-  std::vector<HandoffReply> handoffs;
-  std::vector<LinkCancel> cancels;
+  std::optional<LinkAccept> accept = {};
+  absl::Status refuse = {};  // not OK: the link ends
+  std::vector<OfferReply> offers = {};
+  std::vector<HandoffReply> handoffs = {};
+  std::vector<LinkCancel> cancels = {};
 };
 
 }  // namespace lodestone
