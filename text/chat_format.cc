@@ -6,6 +6,8 @@
 #include <absl/strings/str_cat.h>
 
 #include "base/status_macros.h"
+#include "text/chat_turns.h"
+#include "text/python_json.h"
 #include "text/utf8.h"
 
 namespace lodestone {
@@ -23,55 +25,84 @@ constexpr std::array<std::pair<std::string_view, ChatRole>, 6> kRoles = {{
 constexpr std::array<std::string_view, 6> kTasks = {"action", "query", "authority",
                                                     "domain", "title", "read_url"};
 constexpr std::string_view kActionTask = "action";
+constexpr std::string_view kTitleTask = "title";  // the only one that an assistant message may have
+
+constexpr std::string_view kThinkBegin = "<think>";
+constexpr std::string_view kThinkEnd = "</think>";
+constexpr std::string_view kMarkup = "｜DSML｜";
 
 // Bars are U+FF5C, the word separator U+2581.
 std::string ControlToken(std::string_view name) {
   return absl::StrCat("<｜", std::string(name), "｜>");
 }
 
-absl::Status MessageError(size_t index, std::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("messages[", index, "]: ", std::string(what)));
+bool TakesInstructions(const ChatMessage& message) {
+  return message.role == ChatRole::kSystem || message.role == ChatRole::kDeveloper;
 }
 
-bool OpensTurn(const ChatMessage& message) {
-  return message.role == ChatRole::kUser || message.role == ChatRole::kDeveloper;
+bool UsesTools(const ChatMessage& message) {
+  return message.role == ChatRole::kTool || !message.tools.empty() || !message.tool_calls.empty();
 }
 
-// Index of the last user or developer message, -1 if there is none.
-int LastUserIndex(const std::vector<ChatMessage>& messages) {
-  int last = static_cast<int>(messages.size()) - 1;
-  while (last >= 0 && !OpensTurn(messages[last])) --last;
-  return last;
-}
-
-// Consecutive user messages are one turn, unless the first of them carries a task.
-std::vector<ChatMessage> FuseUserMessages(const std::vector<ChatMessage>& messages) {
-  std::vector<ChatMessage> fused;
+bool AnyDeclaresTools(const std::vector<ChatMessage>& messages) {
   for (const ChatMessage& message : messages) {
-    if (message.role == ChatRole::kUser && !fused.empty() && fused.back().role == ChatRole::kUser &&
-        fused.back().task.empty()) {
-      fused.back().content += "\n\n";
-      fused.back().content += message.content;
-    } else {
-      fused.push_back(message);
-    }
+    if (!message.tools.empty()) return true;
   }
-  return fused;
+  return false;
 }
 
-// Before the last user turn: no reasoning, and no developer messages.
-std::vector<ChatMessage> DropEarlierReasoning(std::vector<ChatMessage> messages) {
-  const int last_user = LastUserIndex(messages);
-  std::vector<ChatMessage> kept;
-  for (int i = 0; i < static_cast<int>(messages.size()); ++i) {
-    ChatMessage& message = messages[i];
-    if (i < last_user) {
-      if (message.role == ChatRole::kDeveloper) continue;
-      message.reasoning_content.clear();
-    }
-    kept.push_back(std::move(message));
+// INVALID_ARGUMENT unless `json` is the text of an object; `what` starts the message.
+absl::StatusOr<std::string> ObjectText(const std::string& json, std::string_view what) {
+  absl::StatusOr<std::string> text = PythonJson(json);
+  if (!text.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::string(what), " is not JSON: ", std::string(text.status().message())));
   }
-  return kept;
+  if (text->front() != '{') {
+    return absl::InvalidArgumentError(absl::StrCat(std::string(what), " is not a JSON object"));
+  }
+  return text;
+}
+
+bool IsUtf8(const ChatMessage& message) {
+  if (!ValidateUtf8(message.content) || !ValidateUtf8(message.reasoning_content)) return false;
+  for (const ToolCall& call : message.tool_calls) {
+    if (!ValidateUtf8(call.name) || !ValidateUtf8(call.arguments)) return false;
+  }
+  return true;
+}
+
+const std::string& EffortText(const VendorTexts& texts, ReasoningEffort effort) {
+  static const std::string* const none = new std::string();
+  if (effort == ReasoningEffort::kMax) return texts.effort_max;
+  return effort == ReasoningEffort::kHigh ? texts.effort_high : *none;
+}
+
+absl::Status CheckEffort(const VendorTexts& texts, ReasoningEffort effort) {
+  const bool high_has_text = texts.encoding == VendorTexts::Encoding::kRefreshed;
+  const bool needs_text =
+      effort == ReasoningEffort::kMax || (effort == ReasoningEffort::kHigh && high_has_text);
+  if (!needs_text || !EffortText(texts, effort).empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "this model has no reasoning effort ", effort == ReasoningEffort::kMax ? "max" : "high",
+      ": the folder encoding of its files has no text that asks for it"));
+}
+
+absl::Status CheckRole(const ChatMessage& message) {
+  if (!TakesInstructions(message) && !message.tools.empty()) {
+    return absl::InvalidArgumentError("tools are declared on a system or developer message only");
+  }
+  if (!TakesInstructions(message) && !message.response_format.empty()) {
+    return absl::InvalidArgumentError(
+        "a response format is set on a system or developer message only");
+  }
+  if (message.role != ChatRole::kAssistant && !message.tool_calls.empty()) {
+    return absl::InvalidArgumentError("tool calls are on assistant messages only");
+  }
+  if (message.role == ChatRole::kDeveloper && message.content.empty()) {
+    return absl::InvalidArgumentError("a developer message needs content");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -85,6 +116,16 @@ absl::StatusOr<ChatRole> ParseChatRole(std::string_view name) {
                    "\" is none of system, developer, user, assistant, tool, latest_reminder"));
 }
 
+void DeclareTools(std::vector<std::string> tools, std::vector<ChatMessage>& messages) {
+  if (tools.empty()) return;
+  for (ChatMessage& message : messages) {
+    if (message.role != ChatRole::kSystem) continue;
+    message.tools = std::move(tools);
+    return;
+  }
+  messages.insert(messages.begin(), {.role = ChatRole::kSystem, .tools = std::move(tools)});
+}
+
 // Builds the ids of one conversation. Text is collected and encoded only where a control token
 // ends it: neighbouring texts are one text to the tokenizer.
 class ChatFormat::Renderer {
@@ -93,14 +134,13 @@ class ChatFormat::Renderer {
       : format_(format), tokens_(format.tokens_), options_(options) {}
 
   std::vector<int32_t> Run(const std::vector<ChatMessage>& original) {
-    std::vector<ChatMessage> messages = FuseUserMessages(original);
-    drops_ = options_.mode == ChatMode::kThinking && options_.drop_reasoning;
+    std::vector<ChatMessage> messages = FuseUserTurns(original);
+    drops_ = options_.mode == ChatMode::kThinking && options_.drop_reasoning &&
+             !AnyDeclaresTools(messages);
     if (drops_) messages = DropEarlierReasoning(std::move(messages));
     last_user_ = LastUserIndex(messages);
     if (options_.add_bos) Control(tokens_.bos);
-    if (options_.mode == ChatMode::kThinking && options_.effort == ReasoningEffort::kMax) {
-      text_ += format_.max_effort_text_;
-    }
+    if (options_.mode == ChatMode::kThinking) text_ += EffortText(format_.texts_, options_.effort);
     for (int i = 0; i < static_cast<int>(messages.size()); ++i) {
       RenderMessage(messages, i);
       RenderTransition(messages, i);
@@ -129,7 +169,79 @@ class ChatFormat::Renderer {
       Control(tokens_.think_end);
     }
     text_ += message.content;
+    if (!message.tools.empty()) RenderTools(message.tools);
+    if (!message.response_format.empty()) RenderResponseFormat(message.response_format);
+    if (!message.tool_calls.empty()) RenderCalls(message.tool_calls);
     if (message.role == ChatRole::kAssistant && !message.without_eos) Control(tokens_.eos);
+  }
+
+  void RenderTools(const std::vector<std::string>& tools) {
+    text_ += "\n\n";
+    Template(format_.texts_.tools_before);
+    for (const std::string& tool : tools) {
+      if (&tool != &tools.front()) text_ += '\n';
+      text_ += PythonJson(tool).value_or("");
+    }
+    Template(format_.texts_.tools_after);
+  }
+
+  // An empty object counts as none.
+  void RenderResponseFormat(const std::string& response_format) {
+    const std::string json = PythonJson(response_format).value_or("");
+    if (json != "{}") text_ += "\n\n" + format_.texts_.response_format + json;
+  }
+
+  void RenderCalls(const std::vector<ToolCall>& calls) {
+    text_ += "\n\n";
+    Tag("<", "tool_calls>\n");
+    for (const ToolCall& call : calls) {
+      Tag("<", "invoke name=\"" + call.name + "\">\n");
+      RenderArguments(call.arguments);
+      text_ += '\n';
+      Tag("</", "invoke>\n");
+    }
+    Tag("</", "tool_calls>");
+  }
+
+  void RenderArguments(const std::string& arguments) {
+    const std::vector<JsonMember> members = JsonObjectMembers(arguments).value_or(
+        std::vector<JsonMember>{{"arguments", arguments, true}});
+    for (const JsonMember& member : members) {
+      if (&member != &members.front()) text_ += '\n';
+      Tag("<", absl::StrCat("parameter name=\"", member.key, "\" string=\"",
+                            member.is_string ? "true" : "false", "\">"));
+      text_ += member.value;
+      Tag("</", "parameter>");
+    }
+  }
+
+  void Tag(std::string_view open, std::string_view rest) {
+    text_ += open;
+    Control(*tokens_.markup);
+    text_ += rest;
+  }
+
+  // A text of the model's vendor: its control tokens are meant.
+  void Template(std::string_view text) {
+    const std::array<std::pair<std::string_view, int32_t>, 3> controls = {
+        {{kMarkup, *tokens_.markup},
+         {kThinkBegin, tokens_.think_begin},
+         {kThinkEnd, tokens_.think_end}}};
+    while (!text.empty()) {
+      size_t end = text.size();
+      const std::pair<std::string_view, int32_t>* next = nullptr;
+      for (const auto& control : controls) {
+        const size_t found = text.find(control.first);
+        if (found < end) {
+          end = found;
+          next = &control;
+        }
+      }
+      text_ += text.substr(0, end);
+      if (next == nullptr) return;
+      Control(next->second);
+      text.remove_prefix(end + next->first.size());
+    }
   }
 
   bool HasReasoning(const std::vector<ChatMessage>& messages, int index) const {
@@ -169,22 +281,21 @@ class ChatFormat::Renderer {
   std::vector<int32_t> ids_;
 };
 
-ChatFormat::ChatFormat(const Tokenizer* tokenizer, ChatTokens tokens, std::string max_effort_text)
+ChatFormat::ChatFormat(const Tokenizer* tokenizer, ChatTokens tokens, VendorTexts texts)
     : tokenizer_(tokenizer),
       tokens_(tokens),
       latest_reminder_(tokenizer->SpecialId(ControlToken("latest_reminder"))),
-      max_effort_text_(std::move(max_effort_text)) {}
+      texts_(std::move(texts)) {}
 
-absl::StatusOr<ChatFormat> ChatFormat::Create(const Tokenizer* tokenizer,
-                                              std::string max_effort_text) {
+absl::StatusOr<ChatFormat> ChatFormat::Create(const Tokenizer* tokenizer, VendorTexts texts) {
   ChatTokens tokens{};
   const std::array<std::pair<std::string, int32_t*>, 6> wanted = {{
       {ControlToken("begin▁of▁sentence"), &tokens.bos},
       {ControlToken("end▁of▁sentence"), &tokens.eos},
       {ControlToken("User"), &tokens.user},
       {ControlToken("Assistant"), &tokens.assistant},
-      {"<think>", &tokens.think_begin},
-      {"</think>", &tokens.think_end},
+      {std::string(kThinkBegin), &tokens.think_begin},
+      {std::string(kThinkEnd), &tokens.think_end},
   }};
   for (const auto& [content, id] : wanted) {
     const std::optional<int32_t> found = tokenizer->SpecialId(content);
@@ -194,10 +305,59 @@ absl::StatusOr<ChatFormat> ChatFormat::Create(const Tokenizer* tokenizer,
     }
     *id = *found;
   }
-  if (!ValidateUtf8(max_effort_text)) {
-    return absl::InvalidArgumentError("the text for effort max is not valid UTF-8");
+  tokens.markup = tokenizer->SpecialId(kMarkup);
+  for (const std::string* text : {&texts.effort_high, &texts.effort_max, &texts.tools_before,
+                                  &texts.tools_after, &texts.response_format}) {
+    if (!ValidateUtf8(*text)) {
+      return absl::InvalidArgumentError("a fixed text of the chat format is not valid UTF-8");
+    }
   }
-  return ChatFormat(tokenizer, tokens, std::move(max_effort_text));
+  return ChatFormat(tokenizer, tokens, std::move(texts));
+}
+
+absl::Status ChatFormat::tools_available() const {
+  if (!tokens_.markup.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "this model has no tools: its tokenizer has no control token ", std::string(kMarkup)));
+  }
+  if (texts_.tools_before.empty() || texts_.tools_after.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("this model has no tools: the folder encoding of its files has no text that ",
+                     texts_.tools_before.empty() ? "introduces" : "follows", " the list of tools"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ChatFormat::CheckTask(const ChatMessage& message) const {
+  if (message.task.empty()) return absl::OkStatus();
+  bool known = false;
+  for (const std::string_view task : kTasks) known = known || task == message.task;
+  const bool allowed =
+      OpensTurn(message) || (message.role == ChatRole::kAssistant && message.task == kTitleTask);
+  if (!known || !allowed) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "task \"", message.task, known ? "\" is only for user messages" : "\" is unknown"));
+  }
+  if (!tokenizer_->SpecialId(ControlToken(message.task)).has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("this model has no control token for task ", message.task));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ChatFormat::CheckTools(const ChatMessage& message) const {
+  if (UsesTools(message)) RETURN_IF_ERROR(tools_available());
+  for (size_t i = 0; i < message.tools.size(); ++i) {
+    RETURN_IF_ERROR(ObjectText(message.tools[i], absl::StrCat("tools[", i, "]")).status());
+  }
+  if (message.response_format.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(ObjectText(message.response_format, "the response format").status());
+  if (texts_.response_format.empty()) {
+    return absl::InvalidArgumentError(
+        "this model has no response formats: the folder encoding of its files has no text that "
+        "introduces one");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ChatFormat::Check(const std::vector<ChatMessage>& messages,
@@ -205,34 +365,20 @@ absl::Status ChatFormat::Check(const std::vector<ChatMessage>& messages,
   if (messages.empty()) return absl::InvalidArgumentError("there are no messages");
   for (size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
-    if (message.role == ChatRole::kTool || message.uses_tools) {
-      return MessageError(i, "tools and response formats are not supported yet");
+    absl::Status status = CheckRole(message);
+    if (status.ok() && !IsUtf8(message)) status = absl::InvalidArgumentError("is not valid UTF-8");
+    if (status.ok() && message.role == ChatRole::kLatestReminder && !latest_reminder_.has_value()) {
+      status = absl::InvalidArgumentError("this model has no control token for latest_reminder");
     }
-    if (!ValidateUtf8(message.content) || !ValidateUtf8(message.reasoning_content)) {
-      return MessageError(i, "is not valid UTF-8");
-    }
-    if (message.role == ChatRole::kLatestReminder && !latest_reminder_.has_value()) {
-      return MessageError(i, "this model has no control token for latest_reminder");
-    }
-    if (message.task.empty()) continue;
-    bool known = false;
-    for (const std::string_view task : kTasks) known = known || task == message.task;
-    if (!known || !OpensTurn(message)) {
-      return MessageError(i,
-                          absl::StrCat("task \"", message.task,
-                                       known ? "\" is only for user messages" : "\" is unknown"));
-    }
-    if (!tokenizer_->SpecialId(ControlToken(message.task)).has_value()) {
-      return MessageError(i,
-                          absl::StrCat("this model has no control token for task ", message.task));
+    if (status.ok()) status = CheckTools(message);
+    if (status.ok()) status = CheckTask(message);
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("messages[", i, "]: ", std::string(status.message())));
     }
   }
-  if (options.mode == ChatMode::kThinking && options.effort == ReasoningEffort::kMax &&
-      max_effort_text_.empty()) {
-    return absl::InvalidArgumentError(
-        "reasoning effort max needs the model's effort text, which was not loaded");
-  }
-  return absl::OkStatus();
+  return options.mode == ChatMode::kThinking ? CheckEffort(texts_, options.effort)
+                                             : absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<int32_t>> ChatFormat::Render(const std::vector<ChatMessage>& messages,

@@ -1,6 +1,5 @@
 #include "text/chat_format.h"
 
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -22,9 +21,8 @@ constexpr char kEos[] = "<｜end▁of▁sentence｜>";
 constexpr char kUser[] = "<｜User｜>";
 constexpr char kAssistant[] = "<｜Assistant｜>";
 
-ChatFormat Format(std::string max_effort_text = "") {
-  absl::StatusOr<ChatFormat> format =
-      ChatFormat::Create(&BundledTokenizer(), std::move(max_effort_text));
+ChatFormat Format(VendorTexts texts = {}) {
+  absl::StatusOr<ChatFormat> format = ChatFormat::Create(&BundledTokenizer(), std::move(texts));
   EXPECT_TRUE(format.ok()) << format.status();
   return *std::move(format);
 }
@@ -115,8 +113,9 @@ TEST(ChatFormatTest, RendersTasksAndReminders) {
 
 TEST(ChatFormatTest, NeighbouringTextsAreOneTextToTheTokenizer) {
   const std::vector<int32_t> ids =
-      *Format("The sec").Render({Say(ChatRole::kSystem, "ret"), Say(ChatRole::kUser, "q")},
-                                {.mode = ChatMode::kThinking, .effort = ReasoningEffort::kMax});
+      *Format({.effort_max = "The sec"})
+           .Render({Say(ChatRole::kSystem, "ret"), Say(ChatRole::kUser, "q")},
+                   {.mode = ChatMode::kThinking, .effort = ReasoningEffort::kMax});
   std::vector<int32_t> expected = {0};
   BundledTokenizer().AppendText("The secret", expected);
   ASSERT_EQ(std::vector<int32_t>(ids.begin(), ids.begin() + expected.size()), expected);
@@ -156,9 +155,15 @@ TEST(ChatFormatTest, SaysWhatItCannotRender) {
   ChatMessage message = Say(ChatRole::kUser, "q");
   EXPECT_THAT(error(message, {.mode = ChatMode::kThinking, .effort = ReasoningEffort::kMax}),
               HasSubstr("effort max"));
-  message.uses_tools = true;
-  EXPECT_THAT(error(message), HasSubstr("messages[1]: tools"));
-  EXPECT_THAT(error(Say(ChatRole::kTool, "x")), HasSubstr("messages[1]: tools"));
+  message = Say(ChatRole::kSystem, "s");
+  message.tools = {"{}"};
+  EXPECT_THAT(error(message),
+              HasSubstr("messages[1]: this model has no tools: the folder encoding"));
+  message.tools = {};
+  message.response_format = "{\"type\": \"json_object\"}";
+  EXPECT_THAT(error(message), HasSubstr("messages[1]: this model has no response formats"));
+  EXPECT_THAT(error(Say(ChatRole::kTool, "x")), HasSubstr("messages[1]: this model has no tools"));
+  EXPECT_THAT(error(Say(ChatRole::kDeveloper, "")), HasSubstr("needs content"));
   EXPECT_THAT(error(Say(ChatRole::kUser, "\xED\xA0\x80")), HasSubstr("not valid UTF-8"));
   message = Say(ChatRole::kUser, "q");
   message.task = "dance";
@@ -183,32 +188,6 @@ TEST(ChatFormatTest, NamesTheControlTokenThatTheVocabularyLacks) {
       Tokenizer::FromJson(boost::json::serialize(file), "without.json");
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_THAT(ChatFormat::Create(&*tokenizer).status().ToString(), HasSubstr("</think>"));
-}
-
-// The vendor's own fixtures are not ours to ship: set the variable to the folder that has
-// test_input_N.json and test_output_N.txt. 1 and 3 use tools.
-TEST(ChatFormatTest, EqualsTheVendorFixtures) {
-  const char* folder = std::getenv("LODESTONE_CHAT_FIXTURES");
-  if (folder == nullptr) GTEST_SKIP() << "LODESTONE_CHAT_FIXTURES is not set";
-  for (const auto& [number, mode] :
-       {std::pair("2", ChatMode::kThinking), std::pair("4", ChatMode::kChat)}) {
-    const std::string base = std::string(folder) + "/test_";
-    const boost::json::value input =
-        boost::json::parse(testing_text::ReadFile(base + "input_" + number + ".json"));
-    std::vector<ChatMessage> messages;
-    for (const boost::json::value& entry : input.as_array()) {
-      const boost::json::object& fields = entry.as_object();
-      const auto text = [&](std::string_view name) {
-        const boost::json::value* value = fields.if_contains(name);
-        return value == nullptr ? std::string() : std::string(value->as_string());
-      };
-      messages.push_back(
-          Say(*ParseChatRole(text("role")), text("content"), text("reasoning_content")));
-      messages.back().task = text("task");
-    }
-    EXPECT_EQ(Text(messages, {.mode = mode}),
-              testing_text::ReadFile(base + "output_" + number + ".txt"));
-  }
 }
 
 }  // namespace
