@@ -144,11 +144,31 @@ class Builder {
   std::string complaint_;
 };
 
-std::string Explain(const boost::system::error_code& error, const JsonLimits& limits) {
+// Boost calls the first half of a pair without its second one a syntax error: it is looked for in
+// the bytes just before the place of the error.
+bool EndsInHalfPair(std::string_view text, size_t end) {
+  constexpr size_t kEscapeBytes = 6;  // \\ud83d
+  for (size_t at = end < 9 ? 0 : end - 9; at + kEscapeBytes <= std::min(end + 1, text.size()); ++at) {
+    const std::string_view escape = text.substr(at, kEscapeBytes);
+    const bool is_high = escape.starts_with("\\u") && (escape[2] | 0x20) == 'd' &&
+                         std::string_view("89abAB").find(escape[3]) != std::string_view::npos;
+    if (is_high) return true;
+  }
+  return false;
+}
+
+// The path of the value, or only its field if that is long.
+std::string Shortened(const std::string& path) {
+  constexpr size_t kMaxPathBytes = 128;
+  return path.size() <= kMaxPathBytes ? path : path.substr(0, path.find_first_of("[."));
+}
+
+std::string Explain(const boost::system::error_code& error, bool half_pair,
+                    const JsonLimits& limits) {
   if (error == json::error::too_deep) {
     return absl::StrCat("is nested deeper than ", limits.max_depth, " levels");
   }
-  if (error == json::error::illegal_leading_surrogate ||
+  if (half_pair || error == json::error::illegal_leading_surrogate ||
       error == json::error::illegal_trailing_surrogate || error == json::error::expected_utf16_escape) {
     return "contains half of a surrogate pair, which is not a character";
   }
@@ -168,8 +188,10 @@ ApiOr<json::value> ParseJson(std::string_view text, const JsonLimits& limits) {
   if (!error && used < text.size()) error = make_error_code(json::error::extra_data);
   if (!error) return parser.handler().Release();
   const Builder& builder = parser.handler();
-  const std::string path = builder.Path();
-  const std::string what = builder.complaint().empty() ? Explain(error, limits) : builder.complaint();
+  const std::string path = Shortened(builder.Path()).substr(0, 256);
+  const std::string what = builder.complaint().empty()
+                               ? Explain(error, EndsInHalfPair(text, used), limits)
+                               : builder.complaint();
   return InvalidValue(
       path, absl::StrCat(path.empty() ? "the body" : path, " ", what, " (byte ", used, ")"));
 }

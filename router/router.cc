@@ -159,6 +159,9 @@ class RouterImpl final : public Router {
     context_.draining = true;
     readiness_.Stop();
     co_await http_server_->Stop(deadline);
+    while (admission_.num_running() + admission_.num_queued() > 0 && RealClock()->Now() < deadline) {
+      co_await SleepUntil(loop_, RealClock()->Now() + std::chrono::milliseconds(20));
+    }
     registry_.Stop();
     co_await tasks_.WaitUntil(RealClock()->Now() + std::chrono::seconds(5));
     drained.set_value();
