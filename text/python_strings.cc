@@ -52,21 +52,32 @@ class Scanner {
     joins_ = false;
   }
 
-  // Parentheses and continued lines may stand between a name and its strings, and between these.
+  // Parentheses may stand between a name and its strings, and between these; the end of a line
+  // too, if parentheses are open or it is escaped.
   void ReadPunctuation(char c) {
     ++at_;
-    if (c == '\n') {
-      first_word_.clear();
-      only_name_ = true;
-    }
-    if (IsSpace(c) || c == '\\') return;
-    if (c == '=' && !source_.substr(at_).starts_with('=')) {
+    if (c == '\\') {
+      at_ = std::min(at_ + 1, source_.size());
+    } else if (c == '\n') {
+      EndLine();
+    } else if (c == '=' && !source_.substr(at_).starts_with('=')) {
       name_ = only_name_ ? first_word_ : "";
       joins_ = false;
-      return;
+    } else if (c == '(') {
+      ++depth_;
+      only_name_ = false;
+    } else if (!IsSpace(c)) {
+      if (c == ')' && depth_ > 0) --depth_;
+      if (c != ':') only_name_ = false;  // also by the first half of "=="
+      name_.clear();
+      joins_ = false;
     }
-    if (c != ':') only_name_ = false;  // also by the first half of "=="
-    if (c == '(') return;
+  }
+
+  void EndLine() {
+    first_word_.clear();
+    only_name_ = true;
+    if (depth_ > 0) return;
     name_.clear();
     joins_ = false;
   }
@@ -128,6 +139,7 @@ class Scanner {
   std::string_view source_;
   size_t at_ = 0;
   bool joins_ = false;      // the next string belongs to the last one
+  int depth_ = 0;           // parentheses that are open
   std::string first_word_;  // of this line
   bool only_name_ = true;   // nothing but words and colons so far in this line
   std::string name_;        // assigned by the next string

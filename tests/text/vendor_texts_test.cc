@@ -28,13 +28,14 @@ std::vector<std::string> Values(std::string_view source) {
 }
 
 TEST(PythonStringsTest, ReadsConstantsOfAllKinds) {
-  EXPECT_THAT(Values("a = 'x' \"y\"  # 'no'\n  'z'\n"
+  EXPECT_THAT(Values("a = 'x' \"y\"  # 'no'\n'doc'\n"
+                     "e = 'x' \\\n 'y'\n"
                      "b: str = \"\"\"l1\nl2 \"q\" \\\"\"\"\"\n"
                      "c = (  # note\n    r'\\n' f\"{d}\\n\"\n)\n"
                      "f(sep='s', t=u'\\u6df1\\x41\\U0001F600\\q\\\nz')\n"
                      "if a == 'eq': pass\nD = {'k': 'v'}\n"),
-              ElementsAre("a=xyz", "b=l1\nl2 \"q\" \"", "c=\\n{d}\n", "=s", "=深A😀\\qz", "=eq",
-                          "=k", "=v"));
+              ElementsAre("a=xy", "=doc", "e=xy", "b=l1\nl2 \"q\" \"", "c=\\n{d}\n", "=s",
+                          "=深A😀\\qz", "=eq", "=k", "=v"));
 }
 
 TEST(PythonStringsTest, NeverFails) {
