@@ -56,7 +56,9 @@ TEST(PlanTest, UnknownFolderIsAnError) {
 }
 
 TEST(InspectTest, ShowsFactsTensorsTotalsAndTheModelId) {
-  const auto text = DescribeCheckpoint({.directory = kModel});
+  InspectConfig config;
+  config.directory = kModel;
+  const auto text = DescribeCheckpoint(config);
   ASSERT_TRUE(text.ok()) << text.status();
   EXPECT_THAT(*text, HasSubstr("5: 2 window, 2 indexed, 1 dense"));
   EXPECT_THAT(*text, HasSubstr("BF16[1024, 256]"));
@@ -65,11 +67,12 @@ TEST(InspectTest, ShowsFactsTensorsTotalsAndTheModelId) {
 }
 
 TEST(InspectTest, OverlayChangesTheModelId) {
-  const auto base = DescribeCheckpoint({.directory = kModel, .tensors = false});
-  const auto stressed =
-      DescribeCheckpoint({.directory = kModel,
-                          .overlay = std::string(kModel) + "/stress/index-outlier-2e9.safetensors",
-                          .tensors = false});
+  InspectConfig config;
+  config.directory = kModel;
+  config.tensors = false;
+  const auto base = DescribeCheckpoint(config);
+  config.overlay = std::string(kModel) + "/stress/index-outlier-2e9.safetensors";
+  const auto stressed = DescribeCheckpoint(config);
   ASSERT_TRUE(base.ok() && stressed.ok()) << base.status() << stressed.status();
   EXPECT_NE(base->substr(base->find("model id")), stressed->substr(stressed->find("model id")));
 }
