@@ -1,0 +1,345 @@
+// Times the DSA kernels on this card beside what the card can read and multiply in the same run.
+//   dsa_bench [results.json [only]]     only: index, topk, attention
+// Pages lie in random order, values are random, and successive launches use other pages.
+
+#include <cublas_v2.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bench/gpu/measure.h"
+#include "kernels/cuda/launchers.h"
+#include "bench/gpu/device_array.h"
+
+namespace lodestone::cuda::bench {
+namespace {
+
+constexpr int kVariants = 8;  // of the inputs, used in turn
+constexpr int64_t kEntriesPerPage = 64;
+constexpr int64_t kIndexHeads = 64;
+constexpr int64_t kIndexDims = 128;
+
+enum class FillKind { kBf16, kF32, kE4m3, kBytes, kE8m0, kKeyScale };
+
+__device__ uint32_t Hash(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return static_cast<uint32_t>((x ^ (x >> 31)) >> 16);
+}
+
+// Roughly normal: the sum of four uniform numbers.
+__device__ float NormalOf(uint64_t x) {
+  float sum = -2;
+  for (int i = 0; i < 4; ++i) sum += static_cast<float>(Hash(4 * x + i)) * 0x1p-32f;
+  return sum * 1.7f;
+}
+
+__global__ void FillKernel(void* data, int64_t n, FillKind kind, uint64_t seed) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const uint64_t x = seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(i);
+    switch (kind) {
+      case FillKind::kBf16:
+        static_cast<uint16_t*>(data)[i] =
+            static_cast<uint16_t>(__float_as_uint(NormalOf(x)) >> 16);
+        break;
+      case FillKind::kF32: static_cast<float*>(data)[i] = NormalOf(x); break;
+      case FillKind::kE4m3: static_cast<uint8_t*>(data)[i] = Hash(x) & 0xf7u; break;
+      case FillKind::kBytes: static_cast<uint8_t*>(data)[i] = Hash(x) & 0xffu; break;
+      case FillKind::kE8m0: static_cast<uint8_t*>(data)[i] = 120 + Hash(x) % 8; break;
+      case FillKind::kKeyScale: static_cast<float*>(data)[i] = 0.01f; break;
+    }
+  }
+}
+
+template <typename T>
+std::unique_ptr<DeviceArray<T>> Filled(int64_t n, FillKind kind, uint64_t seed) {
+  auto array = std::make_unique<DeviceArray<T>>(static_cast<size_t>(n));
+  FillKernel<<<2048, 256>>>(array->data(), n, kind, seed);
+  CUDA_CHECK(cudaGetLastError());
+  return array;
+}
+
+__global__ void ReadKernel(const uint4* data, int64_t n, uint32_t* out) {
+  uint32_t sum = 0;
+#pragma unroll 8
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const uint4 four = __ldcs(data + i);
+    sum ^= four.x ^ four.y ^ four.z ^ four.w;
+  }
+  if (sum == 0x12345678u) *out = sum;
+}
+
+double MeasureRead() {
+  constexpr int64_t kBytes = int64_t{4} << 30;
+  const auto data = Filled<uint8_t>(kBytes, FillKind::kBytes, 1);
+  const DeviceArray<uint32_t> out(size_t{1});
+  double best = 0;
+  for (int blocks : {2, 4, 8}) {
+    const double us = GraphMicroseconds(4, [&](int, cudaStream_t stream) {
+      ReadKernel<<<132 * blocks, 512, 0, stream>>>(reinterpret_cast<const uint4*>(data->data()),
+                                                   kBytes / 16, out.data());
+    });
+    best = std::max(best, static_cast<double>(kBytes) / us * 1e6);
+  }
+  return best;
+}
+
+double MeasureProduct() {
+  constexpr int kSize = 8192;
+  const auto a = Filled<uint16_t>(kSize * kSize, FillKind::kBf16, 1);
+  const auto b = Filled<uint16_t>(kSize * kSize, FillKind::kBf16, 2);
+  const DeviceArray<uint16_t> c(static_cast<size_t>(kSize) * kSize);
+  const DeviceArray<uint8_t> workspace(size_t{64} << 20);
+  cublasHandle_t handle = nullptr;
+  if (cublasCreate(&handle) != CUBLAS_STATUS_SUCCESS) return 1;
+  cublasSetWorkspace(handle, workspace.data(), workspace.bytes());
+  const float one = 1;
+  const float zero = 0;
+  const double us = GraphMicroseconds(4, [&](int, cudaStream_t stream) {
+    cublasSetStream(handle, stream);
+    cublasSetWorkspace(handle, workspace.data(), workspace.bytes());
+    cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, kSize, kSize, kSize, &one, a->data(),
+                 CUDA_R_16BF, kSize, b->data(), CUDA_R_16BF, kSize, &zero, c.data(), CUDA_R_16BF,
+                 kSize, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+  });
+  cublasDestroy(handle);
+  return 2.0 * kSize * kSize * kSize / us * 1e6;
+}
+
+// Tables of `num_seqs` x `max_pages` random pages of a pool; no page twice unless the pool is small.
+std::vector<int32_t> RandomPages(int64_t count, int64_t pool_pages, std::mt19937& random) {
+  std::vector<int32_t> pages(pool_pages);
+  std::iota(pages.begin(), pages.end(), 0);
+  std::shuffle(pages.begin(), pages.end(), random);
+  std::vector<int32_t> result(count);
+  for (int64_t i = 0; i < count; ++i) result[i] = pages[i % pool_pages];
+  return result;
+}
+
+struct IndexPool {
+  IndexPool(IndexKeyFormat key_format, int64_t num_pages)
+      : format(key_format), pages(num_pages) {
+    const RowBytes bytes = IndexKeyRowBytes(format, kIndexDims);
+    const int64_t rows = pages * kEntriesPerPage;
+    if (format == IndexKeyFormat::kBf16) {
+      payload = Filled<uint8_t>(rows * bytes.payload, FillKind::kBytes, 3);
+      FillKernel<<<2048, 256>>>(payload->data(), rows * kIndexDims, FillKind::kBf16, 3);
+    } else {
+      const bool fp8 = format == IndexKeyFormat::kFp8;
+      payload = Filled<uint8_t>(rows * bytes.payload, fp8 ? FillKind::kE4m3 : FillKind::kBytes, 3);
+      scale = Filled<uint8_t>(rows * bytes.scale, FillKind::kE8m0, 4);
+      if (fp8) FillKernel<<<2048, 256>>>(scale->data(), rows, FillKind::kKeyScale, 4);
+    }
+  }
+  DeviceRows rows() const {
+    const RowBytes bytes = IndexKeyRowBytes(format, kIndexDims);
+    return {.payload = payload->data(),
+            .scale = scale ? scale->data() : nullptr,
+            .payload_block_stride = kEntriesPerPage * bytes.payload,
+            .scale_block_stride = kEntriesPerPage * bytes.scale,
+            .num_blocks = pages};
+  }
+  IndexKeyFormat format;
+  int64_t pages;
+  std::unique_ptr<DeviceArray<uint8_t>> payload, scale;
+};
+
+// `tokens_per_seq` 1 is decode; more is prefill with every entry visible.
+void BenchIndex(const IndexPool& pool, int64_t entries, int64_t num_seqs, int64_t tokens_per_seq,
+                bool select, Report& report) {
+  std::mt19937 random(7);
+  const int64_t tokens = num_seqs * tokens_per_seq;
+  const int64_t pages = entries / kEntriesPerPage;
+  const auto q = Filled<uint16_t>(tokens * kIndexHeads * kIndexDims, FillKind::kBf16, 5);
+  const auto weight = Filled<float>(tokens * kIndexHeads, FillKind::kF32, 6);
+  const int64_t per_variant = num_seqs * pages;
+  const DeviceArray<int32_t> tables(RandomPages(per_variant * kVariants, pool.pages, random));
+  std::vector<int32_t> seqs(tokens);
+  for (int64_t t = 0; t < tokens; ++t) seqs[t] = static_cast<int32_t>(t / tokens_per_seq);
+  const DeviceArray<int32_t> token_seq(seqs);
+  const DeviceArray<int32_t> visible(std::vector<int32_t>(tokens, static_cast<int32_t>(entries)));
+  const DeviceArray<float> scores(static_cast<size_t>(tokens * entries));
+  const DeviceArray<int32_t> top(static_cast<size_t>(tokens * 512));
+  IndexScoresArgs args = {.q = q->data(),
+                          .weight = weight->data(),
+                          .keys = pool.rows(),
+                          .format = pool.format,
+                          .max_pages = pages,
+                          .token_seq = token_seq.data(),
+                          .num_visible = visible.data(),
+                          .num_tokens = tokens,
+                          .num_seqs = num_seqs,
+                          .num_heads = kIndexHeads,
+                          .head_dim = kIndexDims,
+                          .max_visible = entries,
+                          .scores = scores.data(),
+                          .score_stride = entries};
+  const double us = GraphMicroseconds(16, [&](int i, cudaStream_t stream) {
+    args.block_table = tables.data() + i % kVariants * per_variant;
+    LaunchIndexScores(args, ChooseIndexScoresPath(args), stream);
+    if (!select) return;
+    LaunchTopK({.scores = scores.data(),
+                .score_stride = entries,
+                .num_visible = visible.data(),
+                .num_rows = tokens,
+                .max_visible = entries,
+                .k = 512,
+                .top_entries = top.data()},
+               ChooseTopKTile(tokens, entries, CurrentDevice().processors), stream);
+  });
+  const double key_bytes = static_cast<double>(IndexKeyRowBytes(pool.format, kIndexDims).total());
+  const double keys = static_cast<double>(num_seqs * entries);
+  const double scored = static_cast<double>(tokens * entries);
+  report.Add(std::string(select ? "index+topk " : "index ") + std::string(Name(pool.format)),
+             std::to_string(tokens) + " tok x " + std::to_string(entries), us,
+             {.bytes = keys * key_bytes + scored * 4,
+              .flops = scored * 2 * kIndexHeads * kIndexDims});
+}
+
+void BenchIndexAll(Report& report) {
+  for (IndexKeyFormat format :
+       {IndexKeyFormat::kBf16, IndexKeyFormat::kFp8, IndexKeyFormat::kFp4}) {
+    const IndexPool pool(format, 1 << 17);
+    for (int64_t entries : {1024, 8192, 32768}) {
+      for (int64_t seqs : {1, 8, 32, 128}) BenchIndex(pool, entries, seqs, 1, false, report);
+    }
+    BenchIndex(pool, 262144, 1, 1, false, report);
+    BenchIndex(pool, 262144, 8, 1, false, report);
+    BenchIndex(pool, 32768, 1, 2048, false, report);
+    BenchIndex(pool, 32768, 32, 1, true, report);
+    BenchIndex(pool, 32768, 1, 1, true, report);
+  }
+}
+
+void BenchTopK(int64_t rows, int64_t entries, Report& report) {
+  const auto scores = Filled<float>(kVariants * rows * entries, FillKind::kF32, 9);
+  const DeviceArray<int32_t> visible(std::vector<int32_t>(rows, static_cast<int32_t>(entries)));
+  const DeviceArray<int32_t> top(static_cast<size_t>(rows * 512));
+  const double us = GraphMicroseconds(16, [&](int i, cudaStream_t stream) {
+    LaunchTopK({.scores = scores->data() + i % kVariants * rows * entries,
+                .score_stride = entries,
+                .num_visible = visible.data(),
+                .num_rows = rows,
+                .max_visible = entries,
+                .k = 512,
+                .top_entries = top.data()},
+               ChooseTopKTile(rows, entries, CurrentDevice().processors), stream);
+  });
+  report.Add("topk 512", std::to_string(rows) + " x " + std::to_string(entries), us,
+             {.bytes = static_cast<double>(rows * entries * 4)});
+}
+
+void BenchTopKAll(Report& report) {
+  for (int64_t entries : {1024, 8192, 32768, 262144}) {
+    for (int64_t rows : {1, 8, 32, 64, 128}) BenchTopK(rows, entries, report);
+  }
+  BenchTopK(1024, 8192, report);
+  BenchTopK(1024, 32768, report);
+}
+
+// `tokens` requests of one token each, or one request's tokens (`prefill`), with 128 + k keys.
+void BenchAttention(const DeviceArray<uint8_t>& pool, int64_t tokens, int64_t heads, int64_t k,
+                    bool prefill, Report& report) {
+  constexpr int64_t kDims = 512;
+  constexpr int64_t kContext = 131072;
+  constexpr int64_t kWindow = 128;
+  constexpr int64_t kPages = kContext / kPageTokens;
+  std::mt19937 random(7);
+  const int64_t seqs = prefill ? 1 : tokens;
+  const int64_t pool_pages = static_cast<int64_t>(pool.size()) / (kEntriesPerPage * 1024);
+  const auto q = Filled<uint16_t>(tokens * heads * kDims, FillKind::kBf16, 5);
+  const auto latents = Filled<uint16_t>(tokens * kDims, FillKind::kBf16, 6);
+  const auto sink = Filled<float>(heads, FillKind::kF32, 7);
+  const auto freqs = Filled<float>(32, FillKind::kF32, 8);
+  const DeviceArray<uint16_t> out(static_cast<size_t>(tokens * heads * kDims));
+  const DeviceArray<int32_t> tables(RandomPages(kVariants * seqs * kPages, pool_pages, random));
+  std::vector<int32_t> positions, token_seq, seq_first, seq_slot, top;
+  for (int64_t t = 0; t < tokens; ++t) {
+    positions.push_back(static_cast<int32_t>(prefill ? kContext - tokens + t : kContext - 1));
+    token_seq.push_back(static_cast<int32_t>(prefill ? 0 : t));
+    if (t < seqs) seq_first.push_back(static_cast<int32_t>(t));
+    if (t < seqs) seq_slot.push_back(static_cast<int32_t>(t));
+    std::vector<int32_t> chosen(k);
+    for (int32_t& entry : chosen) entry = static_cast<int32_t>(random() % (kContext / 4));
+    std::sort(chosen.begin(), chosen.end());
+    top.insert(top.end(), chosen.begin(), chosen.end());
+  }
+  const DeviceArray<int32_t> d_positions(positions), d_token_seq(token_seq), d_first(seq_first),
+      d_slot(seq_slot), d_top(top);
+  SparseAttentionArgs args = {.q = q->data(),
+                              .latents = latents->data(),
+                              .positions = d_positions.data(),
+                              .token_seq = d_token_seq.data(),
+                              .seq_first = d_first.data(),
+                              .seq_slot = d_slot.data(),
+                              .max_pages = kPages,
+                              .window = kWindow,
+                              .ring = {pool.data(), nullptr, kWindow * 1024, 0, seqs},
+                              .ratio = 4,
+                              .entries = {pool.data(), nullptr, kEntriesPerPage * 1024, 0, pool_pages},
+                              .top_entries = d_top.data(),
+                              .k = k,
+                              .sink = sink->data(),
+                              .freqs = freqs->data(),
+                              .rope_dims = 64,
+                              .num_tokens = tokens,
+                              .num_heads = heads,
+                              .head_dim = kDims,
+                              .max_keys = kWindow + k,
+                              .out = out.data()};
+  const SparseAttentionTile tile = ChooseSparseAttentionTile(args, false);
+  const DeviceArray<uint8_t> scratch(
+      static_cast<size_t>(SparseAttentionScratchBytes(tokens, heads, kDims, tile)));
+  args.scratch = scratch.data();
+  const double us = GraphMicroseconds(prefill ? 4 : 16, [&](int i, cudaStream_t stream) {
+    args.block_table = tables.data() + i % kVariants * seqs * kPages;
+    LaunchSparseAttention(args, tile, stream);
+  });
+  const double keys = static_cast<double>(tokens * (kWindow + k));
+  report.Add(prefill ? "attention prefill" : "attention decode",
+             std::to_string(tokens) + " tok, " + std::to_string(heads) + " h, " +
+                 std::to_string(kWindow + k) + " keys",
+             us,
+             {.bytes = (prefill ? 0 : keys * 1024) + static_cast<double>(tokens * heads) * 2048,
+              .flops = keys * 4 * kDims * static_cast<double>(heads)});
+}
+
+void BenchAttentionAll(Report& report) {
+  const DeviceArray<uint8_t> pool(size_t{1} << 30);
+  FillKernel<<<2048, 256>>>(pool.data(), static_cast<int64_t>(pool.size()) / 2, FillKind::kBf16, 4);
+  CUDA_CHECK(cudaGetLastError());
+  for (int64_t tokens : {1, 2, 8, 32, 64, 128, 256}) {
+    BenchAttention(pool, tokens, 64, 512, false, report);
+  }
+  for (int64_t tokens : {1, 32, 128}) BenchAttention(pool, tokens, 128, 1024, false, report);
+  BenchAttention(pool, 4096, 64, 512, true, report);
+  BenchAttention(pool, 4096, 64, 1024, true, report);
+}
+
+int Main(int argc, char** argv) {
+  const std::string only = argc > 2 ? argv[2] : "";
+  cudaDeviceProp card{};
+  CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
+  const Ceilings ceilings = {.read_bytes = MeasureRead(), .bf16_flops = MeasureProduct()};
+  std::printf("%s, %d SMs; read %.2f TB/s, bf16 product %.0f TFLOP/s\n", card.name,
+              card.multiProcessorCount, ceilings.read_bytes * 1e-12, ceilings.bf16_flops * 1e-12);
+  Report report(ceilings);
+  if (only.empty() || only == "index") BenchIndexAll(report);
+  if (only.empty() || only == "topk") BenchTopKAll(report);
+  if (only.empty() || only == "attention") BenchAttentionAll(report);
+  CUDA_CHECK(cudaDeviceSynchronize());
+  if (argc > 1) report.WriteJson(argv[1], card.name);
+  return 0;
+}
+
+}  // namespace
+}  // namespace lodestone::cuda::bench
+
+int main(int argc, char** argv) { return lodestone::cuda::bench::Main(argc, argv); }

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+// Copies into shared memory that complete on their own, and the barriers that say when. One wrapper
+// per instruction; section numbers are those of the PTX manual, version 9.0.
+namespace lodestone::cuda {
+
+__device__ inline uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// mbarrier.init (9.7.13.15.9): a phase completes after `arrivals` arrivals and all expected bytes.
+__device__ inline void BarrierInit(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+
+// fence.mbarrier_init: what BarrierInit wrote is visible to the copy engine.
+__device__ inline void BarrierInitFence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive (9.7.13.15.13).
+__device__ inline void BarrierArrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
+
+// mbarrier.arrive.expect_tx: one arrival, and `bytes` more to wait for.
+__device__ inline void BarrierArriveExpect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   SharedAddress(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+// mbarrier.try_wait.parity (9.7.13.15.16): returns once the phase of this parity is complete. A
+// fresh barrier counts as having completed a phase of parity 1.
+__device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(SharedAddress(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// cp.async.bulk.tensor.2d / 3d (9.7.9.25.5.2): one box of a tensor map.
+__device__ inline void CopyBox2(void* shared, const CUtensorMap* map, uint64_t* barrier, int x,
+                                int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4}], [%2];" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(SharedAddress(barrier)), "r"(x), "r"(y)
+      : "memory");
+}
+__device__ inline void CopyBox3(void* shared, const CUtensorMap* map, uint64_t* barrier, int x,
+                                int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(SharedAddress(barrier)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+// cp.async.bulk (9.7.9.25.4.1): contiguous bytes; all three arguments are multiples of 16.
+__device__ inline void CopyBulk(void* shared, const void* global, uint32_t bytes,
+                                uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(SharedAddress(shared)),
+      "l"(global), "r"(bytes), "r"(SharedAddress(barrier))
+      : "memory");
+}
+
+// cp.async (9.7.9.25.3.1): 16 bytes by this thread; zeros if `bytes` is 0.
+__device__ inline void CopyAsync16(uint32_t shared_address, const void* global, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address),
+               "l"(global), "r"(bytes)
+               : "memory");
+}
+
+// cp.async.mbarrier.arrive.noinc (9.7.13.15.14): this thread arrives when its copies so far are
+// complete.
+__device__ inline void CopyAsyncArrive(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier))
+               : "memory");
+}
+
+// fence.proxy.async (9.7.13.4): ordinary writes to shared memory, seen by this thread, are visible
+// to the copy engine and the tensor cores.
+__device__ inline void SharedProxyFence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// bar.sync / bar.arrive (9.7.13.1) on a numbered barrier of `threads` threads. Barrier 0 is
+// __syncthreads.
+__device__ inline void NamedBarrierSync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void NamedBarrierArrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// griddepcontrol (9.7.13.14): the next kernel of the stream may start; and wait for the one before.
+__device__ inline void AllowNextKernel() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ inline void WaitForPreviousKernel() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+}  // namespace lodestone::cuda

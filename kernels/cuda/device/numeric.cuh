@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+#include "runtime/cache_format.h"
+
+// Stored number formats to bf16 and fp32, the same values as kernels/numeric/. Codes of E8M0: 2^(b -
+// 127), 255 is NaN.
+namespace lodestone::cuda {
+
+__device__ inline float Bf16ToFloat(uint16_t bits) {
+  return __uint_as_float(static_cast<uint32_t>(bits) << 16);
+}
+
+__device__ inline uint32_t PackBf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+__device__ inline uint16_t FloatToBf16(float x) {
+  return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
+__device__ inline uint32_t MultiplyBf16x2(uint32_t a, uint32_t b) {
+  const __nv_bfloat162 product = __hmul2(reinterpret_cast<const __nv_bfloat162&>(a),
+                                         reinterpret_cast<const __nv_bfloat162&>(b));
+  return reinterpret_cast<const uint32_t&>(product);
+}
+
+// 2^(code - 127) in both halves; 0 is the subnormal 2^-127.
+__device__ inline uint32_t E8m0ToBf16x2(uint32_t code) {
+  const uint32_t bits = code == 0 ? 0x40u : code == 255 ? 0x7fc0u : code << 7;
+  return bits | (bits << 16);
+}
+
+__device__ inline float E8m0ToFloat(uint32_t code) {
+  return __uint_as_float(code == 0 ? 0x400000u : code == 255 ? 0x7fc00000u : code << 23);
+}
+
+// The two e2m1 codes of a byte (low nibble first) times 2^(scale - 127). The code's exponent and
+// mantissa bits, put at bf16's, are the value times 2^-126; two products bring it back exactly.
+__device__ inline uint32_t WidenE2m1Pair(uint32_t byte, uint32_t scale_pair) {
+  constexpr uint32_t kTwoTo126 = 0x7e807e80u;
+  const uint32_t magnitudes = (byte * ((1u << 18) + (1u << 6))) & 0x01c001c0u;
+  const uint32_t bits = ((byte * ((1u << 24) + (1u << 12))) & 0x80008000u) | magnitudes;
+  return MultiplyBf16x2(MultiplyBf16x2(bits, kTwoTo126), scale_pair);
+}
+
+// Two e4m3 codes (low byte first) as bf16: exact, NaN stays NaN.
+__device__ inline uint32_t WidenE4m3Pair(uint32_t codes) {
+  const __half2_raw halves =
+      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
+  const float2 values = __half22float2(__half2(halves));
+  return PackBf16(values.x, values.y);
+}
+
+__device__ inline float E4m3ToFloat(uint8_t code) {
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
+}
+
+// Element `i` of an index key row, without the factor of kFp8 (which multiplies the dot product).
+template <IndexKeyFormat kFormat>
+__device__ float IndexKeyElement(const uint8_t* payload, const uint8_t* scale, int i) {
+  if constexpr (kFormat == IndexKeyFormat::kBf16) {
+    return Bf16ToFloat(reinterpret_cast<const uint16_t*>(payload)[i]);
+  } else if constexpr (kFormat == IndexKeyFormat::kFp8) {
+    return E4m3ToFloat(payload[i]);
+  } else {
+    const uint32_t pair = WidenE2m1Pair(payload[i / 2], E8m0ToBf16x2(scale[i / kFp4Group]));
+    return Bf16ToFloat(static_cast<uint16_t>(i % 2 == 0 ? pair & 0xffffu : pair >> 16));
+  }
+}
+
+// Element `i` of a latent row of `dims` elements, the last `rope_dims` bf16 under kFp8.
+__device__ inline float LatentElement(KvFormat format, const uint8_t* payload, const uint8_t* scale,
+                                      int dims, int rope_dims, int i) {
+  if (format == KvFormat::kBf16) return Bf16ToFloat(reinterpret_cast<const uint16_t*>(payload)[i]);
+  const int coded = dims - rope_dims;
+  if (i < coded) return E4m3ToFloat(payload[i]) * E8m0ToFloat(scale[i / kFp8KvGroup]);
+  return Bf16ToFloat(reinterpret_cast<const uint16_t*>(payload + coded)[i - coded]);
+}
+
+}  // namespace lodestone::cuda

@@ -1,0 +1,465 @@
+// Index scores on the tensor cores (sm_90a): IndexTopKParams in kernels/op_params.h.
+//
+// A persistent grid: the 64-entry tiles of all tokens, in order, are cut into one equal range per
+// thread block, so that one long request spreads over the card. One warp feeds a ring of key tiles
+// with the copy engine; warpgroups take turns: tile i goes to warpgroup i mod kMathGroups. Keys are
+// the M operand (64 entries), the heads of one or two tokens the N operand (64 or 128).
+//
+// Every format runs the same products in the same order (m64n64k16 or m64n128k16, k ascending) on bf16
+// operands: bf16 keys straight from shared memory, fp8 and fp4 keys widened into registers. So fp4
+// keys that hold what bf16 keys would give the same bits.
+//
+// Bound: bytes in decode (256, 132 or 68 per entry and token), products in prefill (16,384 FLOP per
+// entry and token at 64 heads). docs/benchmarks.md has the measured shares.
+
+#include <cuda.h>
+
+#include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/numeric.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
+#include "kernels/cuda/launchers.h"
+#include "kernels/cuda/tensor_map.h"
+
+namespace lodestone::cuda {
+namespace {
+
+constexpr int kEntries = 64;  // of a page at ratio 4
+constexpr int kDims = 128;
+constexpr int kHeads = 64;
+
+template <IndexKeyFormat kTileFormat, int kTileTokens>
+struct IndexScoresTile {
+  static constexpr IndexKeyFormat kFormat = kTileFormat;
+  static constexpr int kTokens = kTileTokens;  // that share a key tile
+  static constexpr int kColumns = kTokens * kHeads;
+  // Widened keys take registers: one warpgroup less.
+  static constexpr int kMathGroups =
+      (kTokens == 1 ? 4 : 3) - (kFormat == IndexKeyFormat::kBf16 ? 0 : 1);
+  static constexpr int kMathThreads = 128 * kMathGroups;
+  static constexpr int kThreads = kMathThreads + 32;
+  static constexpr int kPayloadBytes =
+      kEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).payload);
+  static constexpr int kScaleBytes =
+      kEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).scale);
+  static constexpr int kStages = kFormat == IndexKeyFormat::kBf16  ? 8
+                                 : kFormat == IndexKeyFormat::kFp8 ? 12
+                                                                   : 16;
+  static constexpr int kQueryHalfBytes = kColumns * 128;  // 64 dims of every column
+  static_assert(kPayloadBytes % 1024 == 0, "tiles keep the alignment that swizzled rows need");
+};
+
+template <typename Tile>
+struct alignas(1024) IndexScoresShared {
+  uint8_t keys[Tile::kStages][Tile::kPayloadBytes];
+  uint8_t query[2][2 * Tile::kQueryHalfBytes];
+  alignas(16) float weight[2][Tile::kColumns];
+  alignas(16) uint8_t scale[Tile::kStages][kEntries * 4];
+  uint64_t key_full[Tile::kStages];
+  uint64_t key_empty[Tile::kStages];
+  uint64_t query_full[2];
+  uint64_t query_empty[2];
+  int64_t warp_tiles[Tile::kThreads / 32];
+  int first_token;
+  int first_tile;
+  int64_t num_tiles;
+};
+
+struct IndexScoresMaps {
+  CUtensorMap keys;   // [P, 64, payload bytes], 128 bytes (kFp4: 64) x 64 rows a box
+  CUtensorMap query;  // bf16 [T * H_i, 128], 64 x kColumns a box
+};
+
+// Adjacent tokens of one sequence that share key tiles. A group starts at an even token or where the
+// sequence changes.
+struct TokenGroup {
+  int tokens;
+  int tiles;
+};
+
+template <typename Tile>
+__device__ TokenGroup GroupAt(const IndexScoresArgs& args, int64_t token) {
+  TokenGroup group{1, (args.num_visible[token] + kEntries - 1) / kEntries};
+  if constexpr (Tile::kTokens == 2) {
+    if (token % 2 == 0 && token + 1 < args.num_tokens &&
+        args.token_seq[token] == args.token_seq[token + 1]) {
+      const int next_tiles = (args.num_visible[token + 1] + kEntries - 1) / kEntries;
+      group = {2, max(group.tiles, next_tiles)};
+    }
+  }
+  return group;
+}
+
+// Tiles of the group that starts at `token`; 0 if none starts there.
+template <typename Tile>
+__device__ int TilesStartingAt(const IndexScoresArgs& args, int64_t token) {
+  if constexpr (Tile::kTokens == 2) {
+    if (token % 2 == 1 && args.token_seq[token] == args.token_seq[token - 1]) return 0;
+  }
+  return GroupAt<Tile>(args, token).tiles;
+}
+
+// Writes this block's share of all tiles: its first token and tile, and how many tiles.
+template <typename Tile>
+__device__ void FindShare(const IndexScoresArgs& args, IndexScoresShared<Tile>& shared) {
+  const int64_t per_thread = (args.num_tokens + Tile::kThreads - 1) / Tile::kThreads;
+  const int64_t begin = min(threadIdx.x * per_thread, args.num_tokens);
+  const int64_t end = min(begin + per_thread, args.num_tokens);
+  int64_t tiles = 0;
+  for (int64_t token = begin; token < end; ++token) tiles += TilesStartingAt<Tile>(args, token);
+  int64_t inclusive = tiles;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int64_t before = __shfl_up_sync(~0u, inclusive, offset);
+    if (threadIdx.x % 32 >= offset) inclusive += before;
+  }
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x % 32 == 31) shared.warp_tiles[warp] = inclusive;
+  __syncthreads();
+  int64_t total = 0;
+  int64_t at = inclusive - tiles;  // tiles before this thread's tokens
+  for (int i = 0; i < Tile::kThreads / 32; ++i) {
+    if (i == warp) at += total;
+    total += shared.warp_tiles[i];
+  }
+  const int64_t first = blockIdx.x * total / gridDim.x;
+  const int64_t last = (blockIdx.x + 1) * total / gridDim.x;
+  if (threadIdx.x == 0) shared.num_tiles = last - first;
+  if (at <= first && first < at + tiles) {
+    for (int64_t token = begin;; ++token) {
+      const int here = TilesStartingAt<Tile>(args, token);
+      if (first < at + here) {
+        shared.first_token = static_cast<int>(token);
+        shared.first_tile = static_cast<int>(first - at);
+        break;
+      }
+      at += here;
+    }
+  }
+}
+
+// Queries and weights of the group into buffer `index` % 2.
+template <typename Tile>
+__device__ void LoadQuery(const IndexScoresArgs& args, const IndexScoresMaps& maps, int token,
+                          int tokens, int index, IndexScoresShared<Tile>& shared) {
+  const int buffer = index % 2;
+  const uint32_t weight_bytes = static_cast<uint32_t>(tokens * args.num_heads * 4);
+  BarrierWait(&shared.query_empty[buffer], (index / 2 + 1) % 2);
+  BarrierArriveExpect(&shared.query_full[buffer], 2 * Tile::kQueryHalfBytes + weight_bytes);
+  for (int half = 0; half < 2; ++half) {
+    CopyBox2(shared.query[buffer] + half * Tile::kQueryHalfBytes, &maps.query,
+             &shared.query_full[buffer], half * 64, static_cast<int>(token * args.num_heads));
+  }
+  CopyBulk(shared.weight[buffer], args.weight + token * args.num_heads, weight_bytes,
+           &shared.query_full[buffer]);
+}
+
+// Key tile `number` of this block, which is page `page`.
+template <typename Tile>
+__device__ void LoadKeys(const IndexScoresArgs& args, const IndexScoresMaps& maps, int page,
+                         uint32_t number, IndexScoresShared<Tile>& shared) {
+  const uint32_t stage = number % Tile::kStages;
+  const uint32_t parity = (number / Tile::kStages + 1) % 2;
+  uint64_t* const full = &shared.key_full[stage];
+  BarrierWait(&shared.key_empty[stage], parity);
+  BarrierArriveExpect(full, Tile::kPayloadBytes + Tile::kScaleBytes);
+  CopyBox3(shared.keys[stage], &maps.keys, full, 0, 0, page);
+  if constexpr (Tile::kFormat == IndexKeyFormat::kBf16) {
+    CopyBox3(shared.keys[stage] + Tile::kPayloadBytes / 2, &maps.keys, full, 128, 0, page);
+  } else {
+    CopyBulk(shared.scale[stage], args.keys.scale + page * args.keys.scale_block_stride,
+             Tile::kScaleBytes, full);
+  }
+}
+
+// The loading warp: all tiles of this block, in order.
+template <typename Tile>
+__device__ void LoadTiles(const IndexScoresArgs& args, const IndexScoresMaps& maps,
+                          IndexScoresShared<Tile>& shared) {
+  const int lane = threadIdx.x % 32;
+  int token = shared.first_token;
+  int tile = shared.first_tile;
+  int query = 0;
+  uint32_t number = 0;
+  for (int64_t left = shared.num_tiles; left > 0;) {
+    const TokenGroup group = GroupAt<Tile>(args, token);
+    const int count = static_cast<int>(min(static_cast<int64_t>(group.tiles - tile), left));
+    if (count > 0 && lane == 0) LoadQuery(args, maps, token, group.tokens, query, shared);
+    const int32_t* pages = args.block_table + args.token_seq[token] * args.max_pages + tile;
+    for (int first = 0; first < count; first += 32) {
+      const int my_page = first + lane < count ? pages[first + lane] : 0;
+      for (int i = 0; i < min(32, count - first); ++i) {
+        const int page = __shfl_sync(~0u, my_page, i);
+        if (lane == 0) LoadKeys(args, maps, page, number, shared);
+        ++number;
+      }
+    }
+    query += count > 0;
+    left -= count;
+    tile = 0;
+    token += group.tokens;
+  }
+}
+
+// A operand of k-step `step` from packed keys: codes widened to bf16. `row` is this thread's first
+// row of the tile; `scales` holds the packed row scales of rows `row` and `row` + 8 (kFp4).
+template <typename Tile>
+__device__ void WidenKeys(const uint8_t* keys, int row, const uint32_t (&scales)[2], int step,
+                          uint32_t (&a)[4]) {
+  const int pair = threadIdx.x % 4;
+  for (int i = 0; i < 4; ++i) {
+    const int key_row = row + 8 * (i % 2);
+    const int column = 16 * step + 8 * (i / 2) + 2 * pair;  // first of two
+    if constexpr (Tile::kFormat == IndexKeyFormat::kFp8) {
+      const int unit = (column / 16) ^ (key_row % 8);
+      a[i] = WidenE4m3Pair(
+          *reinterpret_cast<const uint16_t*>(keys + key_row * 128 + unit * 16 + column % 16));
+    } else {
+      const int unit = (column / 32) ^ (key_row / 2 % 4);
+      const uint32_t scale = (scales[i % 2] >> (8 * (step / 2))) & 255u;
+      a[i] = WidenE2m1Pair(keys[key_row * 64 + unit * 16 + column / 2 % 16], E8m0ToBf16x2(scale));
+    }
+  }
+}
+
+// acc = keys of one tile times the queries of the group.
+template <typename Tile>
+__device__ void MultiplyTile(const uint8_t* keys, const uint8_t* query, int row,
+                             const uint32_t (&scales)[2], float (&acc)[Tile::kColumns / 2]) {
+  constexpr int kSteps = kDims / 16;
+  constexpr int kStepBytes = 32;
+  const uint32_t query_address = SharedAddress(query);
+  const auto query_tile = [&](int step) {
+    return RowTileDescriptor(query_address + step / 4 * Tile::kQueryHalfBytes +
+                             step % 4 * kStepBytes);
+  };
+  if constexpr (Tile::kFormat == IndexKeyFormat::kBf16) {
+    const uint32_t key_address = SharedAddress(keys);
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint32_t at = step / 4 * (Tile::kPayloadBytes / 2) + step % 4 * kStepBytes;
+      WgmmaSharedA(acc, RowTileDescriptor(key_address + at), query_tile(step), step != 0);
+    }
+  } else {
+    uint32_t a[kSteps][4];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) WidenKeys<Tile>(keys, row, scales, step, a[step]);
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      WgmmaRegisterA(acc, a[step], query_tile(step), step != 0);
+    }
+  }
+  WgmmaCommit();
+  WgmmaWait<0>();
+  HoldRegisters(acc);
+}
+
+// sums[token][0 / 1]: this thread's share of the scores of rows r and r + 8. With half the weight,
+// w relu(x) = (w / 2) (x + |x|), exactly, and both operations run at full rate.
+template <typename Tile>
+__device__ void SumHeads(const float (&acc)[Tile::kColumns / 2],
+                         const float (&half_weight)[Tile::kColumns / 4], int num_heads,
+                         float (&sums)[Tile::kTokens][2]) {
+  const int pair = threadIdx.x % 4;
+#pragma unroll
+  for (int token = 0; token < Tile::kTokens; ++token) {
+    sums[token][0] = sums[token][1] = 0;
+#pragma unroll
+    for (int i = 0; i < kHeads / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int at = token * (kHeads / 8) + i;
+        const float weight = half_weight[2 * at + j];
+        const float x = acc[4 * at + j];
+        const float y = acc[4 * at + 2 + j];
+        // Columns beyond the heads hold another token's queries.
+        if (Tile::kTokens == 1 && num_heads < kHeads && 8 * i + 2 * pair + j >= num_heads) continue;
+        sums[token][0] = fmaf(weight, x + fabsf(x), sums[token][0]);
+        sums[token][1] = fmaf(weight, y + fabsf(y), sums[token][1]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      sums[token][j] += __shfl_xor_sync(~0u, sums[token][j], 1);
+      sums[token][j] += __shfl_xor_sync(~0u, sums[token][j], 2);
+    }
+  }
+}
+
+// Of the four threads that hold a row's sums each stores one: (token, r), (token, r + 8), ...
+template <typename Tile>
+__device__ void StoreScores(const IndexScoresArgs& args, int token, int tokens, int entry,
+                            const float (&sums)[Tile::kTokens][2]) {
+  const int which = threadIdx.x % 4;
+  if (which >= 2 * tokens) return;
+  float score = which % 2 == 0 ? sums[0][0] : sums[0][1];
+  if constexpr (Tile::kTokens == 2) {
+    if (which >= 2) score = which % 2 == 0 ? sums[1][0] : sums[1][1];
+  }
+  const int64_t row = token + which / 2;
+  const int column = entry + 8 * (which % 2);
+  if (column < args.num_visible[row]) args.scores[row * args.score_stride + column] = score;
+}
+
+// One math warpgroup: its turns among the tiles of this block.
+template <typename Tile>
+__device__ void ScoreTiles(const IndexScoresArgs& args, IndexScoresShared<Tile>& shared) {
+  const int group_index = threadIdx.x / 128;
+  const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  const int pair = threadIdx.x % 4;
+  int token = shared.first_token;
+  int tile = shared.first_tile;
+  int query = 0;
+  uint32_t number = 0;  // of the first tile of this token group
+  for (int64_t left = shared.num_tiles; left > 0;) {
+    const TokenGroup group = GroupAt<Tile>(args, token);
+    const int count = static_cast<int>(min(static_cast<int64_t>(group.tiles - tile), left));
+    if (count > 0) {
+      const int buffer = query % 2;
+      BarrierWait(&shared.query_full[buffer], query / 2 % 2);
+      float half_weight[Tile::kColumns / 4];
+#pragma unroll
+      for (int i = 0; i < Tile::kColumns / 4; ++i) {
+        half_weight[i] = 0.5f * shared.weight[buffer][i / 2 * 8 + 2 * pair + i % 2];
+      }
+      const int skip =
+          (group_index + Tile::kMathGroups - number % Tile::kMathGroups) % Tile::kMathGroups;
+      for (int i = skip; i < count; i += Tile::kMathGroups) {
+        const uint32_t stage = (number + i) % Tile::kStages;
+        BarrierWait(&shared.key_full[stage], (number + i) / Tile::kStages % 2);
+        const uint32_t* scale = reinterpret_cast<const uint32_t*>(shared.scale[stage]);
+        uint32_t scales[2] = {0, 0};
+        if constexpr (Tile::kFormat != IndexKeyFormat::kBf16) {
+          scales[0] = scale[row];
+          scales[1] = scale[row + 8];
+        }
+        float acc[Tile::kColumns / 2];
+        MultiplyTile<Tile>(shared.keys[stage], shared.query[buffer], row, scales, acc);
+        if (threadIdx.x % 128 == 0) BarrierArrive(&shared.key_empty[stage]);
+        float sums[Tile::kTokens][2];
+        SumHeads<Tile>(acc, half_weight, static_cast<int>(args.num_heads), sums);
+        if constexpr (Tile::kFormat == IndexKeyFormat::kFp8) {
+          for (int t = 0; t < Tile::kTokens; ++t) {
+            sums[t][0] *= __uint_as_float(scales[0]);
+            sums[t][1] *= __uint_as_float(scales[1]);
+          }
+        }
+        StoreScores<Tile>(args, token, group.tokens, (tile + i) * kEntries + row, sums);
+      }
+      if (threadIdx.x % 128 == 0) BarrierArrive(&shared.query_empty[buffer]);
+      ++query;
+    }
+    number += count;
+    left -= count;
+    tile = 0;
+    token += group.tokens;
+  }
+}
+
+template <typename Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    IndexScoresKernel(const __grid_constant__ IndexScoresArgs args,
+                      const __grid_constant__ IndexScoresMaps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t smem[];
+  auto& shared = *reinterpret_cast<IndexScoresShared<Tile>*>(smem);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Tile::kStages; ++i) {
+      BarrierInit(&shared.key_full[i], 1);
+      BarrierInit(&shared.key_empty[i], 1);
+    }
+    for (int i = 0; i < 2; ++i) {
+      BarrierInit(&shared.query_full[i], 1);
+      BarrierInit(&shared.query_empty[i], Tile::kMathGroups);
+    }
+    BarrierInitFence();
+  }
+  FindShare(args, shared);
+  __syncthreads();
+  if (threadIdx.x >= Tile::kMathThreads) {
+    LoadTiles(args, maps, shared);
+  } else {
+    ScoreTiles(args, shared);
+  }
+#endif
+}
+
+IndexScoresMaps MakeMaps(const IndexScoresArgs& args, int columns) {
+  const int64_t row_bytes = IndexKeyRowBytes(args.format, kDims).payload;
+  const uint32_t box_bytes = row_bytes >= 128 ? 128 : 64;
+  return {
+      .keys = MakeTensorMap(
+          {.data = args.keys.payload,
+           .type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
+           .rank = 3,
+           .size = {static_cast<uint64_t>(row_bytes), kEntries,
+                    static_cast<uint64_t>(args.keys.num_blocks)},
+           .stride = {static_cast<uint64_t>(row_bytes),
+                      static_cast<uint64_t>(args.keys.payload_block_stride)},
+           .box = {box_bytes, kEntries, 1},
+           .swizzle = box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B}),
+      .query = MakeTensorMap(
+          {.data = args.q,
+           .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+           .rank = 2,
+           .size = {kDims, static_cast<uint64_t>(args.num_tokens * args.num_heads)},
+           .stride = {kDims * 2},
+           .box = {64, static_cast<uint32_t>(columns)},
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B})};
+}
+
+template <IndexKeyFormat kFormat, int kTokens>
+void LaunchTile(const IndexScoresArgs& args, cudaStream_t stream) {
+  using Tile = IndexScoresTile<kFormat, kTokens>;
+  constexpr int kSharedBytes = static_cast<int>(sizeof(IndexScoresShared<Tile>));
+  const auto kernel = IndexScoresKernel<Tile>;
+  CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  kernel<<<CurrentDevice().processors, Tile::kThreads, kSharedBytes, stream>>>(
+      args, MakeMaps(args, Tile::kColumns));
+  CUDA_CHECK(cudaGetLastError());
+}
+
+template <IndexKeyFormat kFormat>
+void LaunchFormat(const IndexScoresArgs& args, cudaStream_t stream) {
+  if (args.num_heads == kHeads && args.num_tokens > args.num_seqs) {
+    LaunchTile<kFormat, 2>(args, stream);
+  } else {
+    LaunchTile<kFormat, 1>(args, stream);
+  }
+}
+
+}  // namespace
+
+// kernels/cuda/index_scores_portable.cu
+void LaunchIndexScoresPortable(const IndexScoresArgs& args, cudaStream_t stream);
+
+IndexScoresPath ChooseIndexScoresPath(const IndexScoresArgs& args) {
+  const bool fits = CurrentDevice().sm90 && args.head_dim == kDims && args.num_heads <= kHeads &&
+                    args.num_heads % 4 == 0 && args.keys.payload_block_stride % 16 == 0 &&
+                    args.keys.scale_block_stride % 16 == 0;
+  return fits ? IndexScoresPath::kTensorCore : IndexScoresPath::kPortable;
+}
+
+void LaunchIndexScores(const IndexScoresArgs& args, IndexScoresPath path, cudaStream_t stream) {
+  RequireArgument(args.score_stride >= args.max_visible, "LaunchIndexScores",
+                  "score_stride is less than max_visible", args.score_stride);
+  if (args.num_tokens == 0 || args.max_visible == 0) return;
+  if (path == IndexScoresPath::kPortable) {
+    LaunchIndexScoresPortable(args, stream);
+    return;
+  }
+  switch (args.format) {
+    case IndexKeyFormat::kBf16:
+      return LaunchFormat<IndexKeyFormat::kBf16>(args, stream);
+    case IndexKeyFormat::kFp8:
+      return LaunchFormat<IndexKeyFormat::kFp8>(args, stream);
+    case IndexKeyFormat::kFp4:
+      return LaunchFormat<IndexKeyFormat::kFp4>(args, stream);
+    case IndexKeyFormat::kF32:
+      RequireArgument(false, "LaunchIndexScores", "fp32 keys are for the CPU only", 0);
+  }
+}
+
+}  // namespace lodestone::cuda

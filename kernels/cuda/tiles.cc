@@ -1,0 +1,62 @@
+#include "kernels/cuda/tiles.h"
+
+#include <algorithm>
+
+namespace lodestone::cuda {
+namespace {
+
+constexpr int64_t kTopKThreads = 1024;
+constexpr int64_t kScratchAlignment = 256;
+
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+int64_t CeilDiv(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+}  // namespace
+
+TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processors) {
+  TopKTile tile;
+  const auto capacity = [&] { return kTopKThreads * tile.cluster * tile.per_thread; };
+  // Wider clusters while the row does not fit one block's registers, or processors would idle.
+  while (tile.cluster < 8 && capacity() < max_visible &&
+         (kTopKThreads * tile.cluster * 32 < max_visible ||
+          num_rows * tile.cluster * 2 <= num_processors)) {
+    tile.cluster *= 2;
+  }
+  while (capacity() < max_visible && tile.per_thread < 32) tile.per_thread *= 2;
+  return tile;
+}
+
+int64_t ScoreStride(int64_t max_visible) { return RoundUp(std::max<int64_t>(max_visible, 1), 64); }
+
+int64_t ScoreRows(int64_t num_tokens, int64_t max_visible) {
+  const int64_t row_bytes = ScoreStride(max_visible) * 4;
+  return std::clamp<int64_t>(kMaxScoreBytes / row_bytes, 1, std::max<int64_t>(num_tokens, 1));
+}
+
+int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible) {
+  return RoundUp(ScoreRows(num_tokens, max_visible) * ScoreStride(max_visible) * 4,
+                 kScratchAlignment);
+}
+
+AttentionSplits ChooseAttentionSplits(int64_t num_tokens, int64_t num_heads, int64_t max_keys,
+                                      int num_processors, bool deterministic) {
+  constexpr int64_t kFixedSteps = 16;
+  const int64_t steps = std::max<int64_t>(CeilDiv(max_keys, kAttentionKeys), 1);
+  const int64_t blocks = std::max<int64_t>(num_tokens * CeilDiv(num_heads, kAttentionHeads), 1);
+  const int64_t wanted = std::clamp<int64_t>(num_processors / blocks, 1, steps);
+  const int64_t steps_per_split = deterministic ? kFixedSteps : CeilDiv(steps, wanted);
+  return {.splits = static_cast<int>(CeilDiv(steps, steps_per_split)),
+          .steps_per_split = static_cast<int>(steps_per_split)};
+}
+
+int64_t SparseAttentionScratchBytes(int64_t num_tokens, int64_t num_heads, int64_t head_dim,
+                                    const SparseAttentionTile& tile) {
+  if (tile.split.splits == 1) return 0;
+  const int64_t rows = num_tokens * num_heads * tile.split.splits;
+  return RoundUp(rows * head_dim * 4, kScratchAlignment) + RoundUp(rows * 8, kScratchAlignment);
+}
+
+}  // namespace lodestone::cuda

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+
+// How the CUDA kernels cut their work: pure functions of the shape, testable without a GPU.
+namespace lodestone::cuda {
+
+inline constexpr int64_t kMaxTopK = 1024;
+inline constexpr int64_t kMaxTopKEntries = 262144;
+inline constexpr int64_t kMaxScoreBytes = int64_t{512} << 20;  // index scores kept at one time
+
+// kPortable runs on every architecture and any shape, kTensorCore needs sm_90a: 128 dims, 4 to 64
+// heads in multiples of 4.
+enum class IndexScoresPath : uint8_t { kPortable, kTensorCore };
+
+// One row is selected by `cluster` thread blocks of 1,024 threads that keep it in registers,
+// `per_thread` scores each.
+struct TopKTile {
+  int cluster = 1;     // 1, 2, 4 or 8
+  int per_thread = 4;  // 4, 8, 16 or 32
+};
+// REQUIRES: max_visible <= kMaxTopKEntries.
+TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processors);
+
+// Row stride of the scores in scratch, in elements.
+int64_t ScoreStride(int64_t max_visible);
+// Tokens whose scores are in scratch at one time, and its bytes: never more than kMaxScoreBytes.
+int64_t ScoreRows(int64_t num_tokens, int64_t max_visible);
+int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible);
+
+// kTensorCore needs sm_90a, bf16 latents and d = 512. Keys are attended to 64 a step. Each split of a
+// token's steps is a thread block of its own; a second kernel joins them.
+enum class AttentionPath : uint8_t { kPortable, kTensorCore };
+struct AttentionSplits {
+  int splits = 1;
+  int steps_per_split = 1;
+};
+struct SparseAttentionTile {
+  AttentionPath path = AttentionPath::kPortable;
+  AttentionSplits split;  // kTensorCore only
+};
+inline constexpr int kAttentionKeys = 64;   // keys of one step
+inline constexpr int kAttentionHeads = 64;  // heads of one thread block
+
+// Splits that fill the processors. With `deterministic` a split is a fixed number of steps, so that a
+// token's result does not depend on the other tokens of the batch.
+AttentionSplits ChooseAttentionSplits(int64_t num_tokens, int64_t num_heads, int64_t max_keys,
+                                      int num_processors, bool deterministic);
+int64_t SparseAttentionScratchBytes(int64_t num_tokens, int64_t num_heads, int64_t head_dim,
+                                    const SparseAttentionTile& tile);
+
+}  // namespace lodestone::cuda

@@ -1,0 +1,451 @@
+// Exact top-k of rows of fp32 scores: TopKArgs in kernels/cuda/launchers.h.
+//
+// One cluster of 1, 2, 4 or 8 thread blocks a row; the row is read once and stays in registers as
+// keys whose unsigned order is the order of the scores. Then
+//   1. every block finds a lower bound of the row's k-th key: at least k maxima of its small groups
+//      reach it. The largest bound of the cluster holds for the row;
+//   2. the keys that reach the bound (about k, whatever the width) go to the first block, which finds
+//      the k-th exactly: a histogram over their range, then a rank in the one bin that holds it;
+//   3. every block marks the chosen in a bitmap, counts, and writes them in ascending order. Keys
+//      equal to the k-th are taken from the lowest entry on.
+// Rows where too many keys reach the bound (most equal, say) take a bisection by counting instead of
+// step 2. No result depends on the order of atomics.
+//
+// Bound: launch and barriers up to about 8 M scores, bytes beyond.
+
+#include <cooperative_groups.h>
+
+#include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/launchers.h"
+
+namespace lodestone::cuda {
+namespace {
+
+namespace cg = cooperative_groups;
+
+constexpr int kThreads = 1024;
+constexpr int kWarps = kThreads / 32;
+constexpr int kBins = 2 * kThreads;
+constexpr int kMaxSurvivors = 16384;
+constexpr int kMaxCluster = 8;
+constexpr uint32_t kMissing = 0;   // no entry; below the key of every score
+constexpr uint32_t kNanKey = 1;
+
+struct Counts {
+  int above;  // keys above the k-th
+  int equal;  // keys equal to it
+};
+
+struct TopKShared {
+  uint32_t survivors[kMaxSurvivors];  // first block of the cluster only
+  uint32_t bins[kBins];
+  uint32_t above[kThreads];  // bitmaps of this block's part of the row
+  uint32_t equal[kThreads];
+  uint32_t warp_values[kWarps];
+  uint32_t warp_more[kWarps];
+  uint32_t ranked[32];
+  int num_survivors;
+  int num_ranked;
+  uint32_t bin;           // results of FindBin
+  uint32_t above_bin;
+  uint32_t bound;         // lower bound of this block
+  uint32_t kth;           // first block: the k-th key of the row
+  Counts counts;          // of this block's part
+  int count_of_row;       // first block: bisection
+};
+
+__device__ uint32_t KeyOf(float score) {
+  if (score != score) return kNanKey;
+  const uint32_t bits = __float_as_uint(score + 0.0f);  // -0 becomes +0
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// A barrier of the whole row.
+__device__ void SyncRow(cg::cluster_group& cluster) {
+  if (cluster.num_blocks() == 1) {
+    __syncthreads();
+  } else {
+    cluster.sync();
+  }
+}
+
+// keys[4 i + j] is entry first + 4096 i + 4 t + j of the row, t this thread.
+template <int kPerThread>
+__device__ void LoadKeys(const TopKArgs& args, int64_t row, int first, int visible,
+                         uint32_t (&keys)[kPerThread]) {
+  const float* scores = args.scores + row * args.score_stride;
+#pragma unroll
+  for (int i = 0; i < kPerThread / 4; ++i) {
+    const int at = first + 4 * (i * kThreads + static_cast<int>(threadIdx.x));
+    float4 four{};
+    if (at + 4 <= visible) {
+      four = __ldg(reinterpret_cast<const float4*>(scores + at));
+    } else {
+      if (at < visible) four.x = scores[at];
+      if (at + 1 < visible) four.y = scores[at + 1];
+      if (at + 2 < visible) four.z = scores[at + 2];
+    }
+    keys[4 * i] = at < visible ? KeyOf(four.x) : kMissing;
+    keys[4 * i + 1] = at + 1 < visible ? KeyOf(four.y) : kMissing;
+    keys[4 * i + 2] = at + 2 < visible ? KeyOf(four.z) : kMissing;
+    keys[4 * i + 3] = at + 3 < visible ? KeyOf(four.w) : kMissing;
+  }
+}
+
+// Smallest and largest of all threads' values.
+struct Range {
+  uint32_t low;
+  uint32_t high;
+};
+__device__ Range BlockRange(uint32_t low, uint32_t high, TopKShared& shared) {
+  low = __reduce_min_sync(~0u, low);
+  high = __reduce_max_sync(~0u, high);
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) {
+    shared.warp_values[threadIdx.x / 32] = low;
+    shared.warp_more[threadIdx.x / 32] = high;
+  }
+  __syncthreads();
+  const Range range{__reduce_min_sync(~0u, shared.warp_values[lane]),
+                    __reduce_max_sync(~0u, shared.warp_more[lane])};
+  __syncthreads();
+  return range;
+}
+
+// Bits to drop so that a range of `width` + 1 keys fits the bins.
+__device__ int BinShift(uint32_t width) {
+  const int bits = 32 - __clz(width);
+  return max(bits - (31 - __clz(kBins)), 0);
+}
+
+// The bin that holds the k-th largest of what was counted, and how many lie above it.
+// REQUIRES: at least k were counted.
+__device__ void FindBin(uint32_t k, TopKShared& shared) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const uint32_t high_bin = kBins - 1 - 2 * threadIdx.x;  // this thread's two, from the top
+  const uint32_t first = shared.bins[high_bin];
+  const uint32_t second = shared.bins[high_bin - 1];
+  uint32_t inclusive = first + second;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const uint32_t before = __shfl_up_sync(~0u, inclusive, offset);
+    if (lane >= offset) inclusive += before;
+  }
+  if (lane == 31) shared.warp_values[warp] = inclusive;
+  __syncthreads();
+  uint32_t warps_before = __reduce_add_sync(~0u, lane < warp ? shared.warp_values[lane] : 0);
+  uint32_t above = warps_before + inclusive - first - second;
+  if (above < k && above + first >= k) {
+    shared.bin = high_bin;
+    shared.above_bin = above;
+  }
+  above += first;
+  if (above < k && above + second >= k) {
+    shared.bin = high_bin - 1;
+    shared.above_bin = above;
+  }
+  __syncthreads();
+}
+
+__device__ void ClearBins(TopKShared& shared) {
+  shared.bins[threadIdx.x] = 0;
+  shared.bins[threadIdx.x + kThreads] = 0;
+}
+
+// A key that at least k of this block's keys reach, as large as is cheap to find; kMissing if the
+// block has too few. Counts maxima of groups of keys.
+template <int kPerThread>
+__device__ uint32_t LowerBound(const uint32_t (&keys)[kPerThread], uint32_t k, TopKShared& shared) {
+  constexpr int kGroup = kPerThread >= 16 ? 8 : kPerThread / 2;
+  constexpr int kGroups = kPerThread / kGroup;
+  uint32_t maxima[kGroups];
+  uint32_t low = ~0u;
+  uint32_t high = 0;
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    maxima[i] = 0;
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) maxima[i] = max(maxima[i], keys[kGroup * i + j]);
+    low = min(low, maxima[i]);
+    high = max(high, maxima[i]);
+  }
+  ClearBins(shared);
+  const Range range = BlockRange(low, high, shared);
+  const int shift = BinShift(range.high - range.low);
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    atomicAdd(&shared.bins[(maxima[i] - range.low) >> shift], 1u);
+  }
+  __syncthreads();
+  FindBin(k, shared);
+  return range.low + (shared.bin << shift);
+}
+
+// Copies the keys that reach `bound` to the first block of the cluster; num_survivors may exceed
+// kMaxSurvivors, and then only some were copied.
+template <int kPerThread>
+__device__ void SendSurvivors(const uint32_t (&keys)[kPerThread], uint32_t bound,
+                              TopKShared& first_block) {
+  const int lane = threadIdx.x % 32;
+  int mine = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) mine += keys[i] >= bound;
+  int inclusive = mine;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int before = __shfl_up_sync(~0u, inclusive, offset);
+    if (lane >= offset) inclusive += before;
+  }
+  int base = 0;
+  if (lane == 31 && inclusive > 0) base = atomicAdd(&first_block.num_survivors, inclusive);
+  int at = __shfl_sync(~0u, base, 31) + inclusive - mine;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    if (keys[i] < bound) continue;
+    if (at < kMaxSurvivors) first_block.survivors[at] = keys[i];
+    ++at;
+  }
+}
+
+// The k-th largest of at most 32 keys of shared.ranked, by one warp.
+__device__ void RankFew(uint32_t k, TopKShared& shared) {
+  const int lane = threadIdx.x;
+  const uint32_t key = lane < shared.num_ranked ? shared.ranked[lane] : kMissing;
+  uint32_t above = 0;
+  uint32_t reaching = 0;
+  for (int i = 0; i < 32; ++i) {
+    const uint32_t other = __shfl_sync(~0u, key, i);
+    above += other > key;
+    reaching += other >= key;
+  }
+  if (key != kMissing && above < k && reaching >= k) shared.kth = key;
+}
+
+// shared.kth = the k-th largest survivor. By the whole first block.
+__device__ void SelectSurvivor(uint32_t k, TopKShared& shared) {
+  const int count = shared.num_survivors;
+  uint32_t low = ~0u;
+  uint32_t high = 0;
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    low = min(low, shared.survivors[i]);
+    high = max(high, shared.survivors[i]);
+  }
+  Range range = BlockRange(low, high, shared);
+  while (true) {  // at most three times: each round drops 11 bits
+    const int shift = BinShift(range.high - range.low);
+    ClearBins(shared);
+    if (threadIdx.x == 0) shared.num_ranked = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+      const uint32_t key = shared.survivors[i];
+      if (key >= range.low && key <= range.high) {
+        atomicAdd(&shared.bins[(key - range.low) >> shift], 1u);
+      }
+    }
+    __syncthreads();
+    FindBin(k, shared);
+    const uint32_t in_bin = shared.bins[shared.bin];
+    const uint32_t bin_low = range.low + (shared.bin << shift);
+    const uint32_t bin_high = bin_low + min((1u << shift) - 1, range.high - bin_low);
+    k -= shared.above_bin;
+    __syncthreads();
+    if (shift == 0) {
+      if (threadIdx.x == 0) shared.kth = bin_low;
+      break;
+    }
+    if (in_bin <= 32) {
+      for (int i = threadIdx.x; i < count; i += kThreads) {
+        const uint32_t key = shared.survivors[i];
+        if (key >= bin_low && key <= bin_high) shared.ranked[atomicAdd(&shared.num_ranked, 1)] = key;
+      }
+      __syncthreads();
+      if (threadIdx.x < 32) RankFew(k, shared);
+      break;
+    }
+    range = {bin_low, bin_high};
+  }
+  __syncthreads();
+}
+
+// The largest key that at least k keys of the row reach, bit by bit. For rows with many equal keys.
+template <int kPerThread>
+__device__ uint32_t BisectRow(const uint32_t (&keys)[kPerThread], uint32_t k,
+                              cg::cluster_group& cluster, TopKShared& first_block) {
+  uint32_t kth = 0;
+  for (int bit = 31; bit >= 0; --bit) {
+    const uint32_t candidate = kth | (1u << bit);
+    int mine = 0;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) mine += keys[i] >= candidate;
+    if (cluster.block_rank() == 0 && threadIdx.x == 0) first_block.count_of_row = 0;
+    SyncRow(cluster);
+    mine = __reduce_add_sync(~0u, mine);
+    if (threadIdx.x % 32 == 0 && mine > 0) atomicAdd(&first_block.count_of_row, mine);
+    SyncRow(cluster);
+    if (static_cast<uint32_t>(first_block.count_of_row) >= k) kth = candidate;
+    SyncRow(cluster);
+  }
+  return kth;
+}
+
+// Bitmaps of the keys above and equal to the k-th, in entry order.
+template <int kPerThread>
+__device__ void MarkChosen(const uint32_t (&keys)[kPerThread], uint32_t kth, TopKShared& shared) {
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    if (keys[i] < kth) continue;
+    const int at = 4 * (i / 4 * kThreads + static_cast<int>(threadIdx.x)) + i % 4;
+    uint32_t* const map = keys[i] > kth ? shared.above : shared.equal;
+    atomicOr(&map[at / 32], 1u << (at % 32));
+  }
+}
+
+// Counts of set bits before this thread's word, within the block; the block's totals go to
+// shared.counts.
+__device__ Counts CountBefore(Counts mine, TopKShared& shared) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  Counts inclusive = mine;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int above = __shfl_up_sync(~0u, inclusive.above, offset);
+    const int equal = __shfl_up_sync(~0u, inclusive.equal, offset);
+    if (lane >= offset) {
+      inclusive.above += above;
+      inclusive.equal += equal;
+    }
+  }
+  if (lane == 31) {
+    shared.warp_values[warp] = inclusive.above;
+    shared.warp_more[warp] = inclusive.equal;
+  }
+  __syncthreads();
+  const int above = __reduce_add_sync(~0u, lane < warp ? shared.warp_values[lane] : 0);
+  const int equal = __reduce_add_sync(~0u, lane < warp ? shared.warp_more[lane] : 0);
+  if (threadIdx.x == kThreads - 1) {
+    shared.counts = {above + inclusive.above, equal + inclusive.equal};
+  }
+  return {above + inclusive.above - mine.above, equal + inclusive.equal - mine.equal};
+}
+
+// Writes the chosen of this thread's 32 entries. `before`: of the row, before these entries; `take`:
+// how many keys equal to the k-th the row takes.
+__device__ void StoreWord(int32_t* out, int first_entry, uint32_t above, uint32_t equal,
+                          Counts before, int take) {
+  int at = before.above + min(before.equal, take);
+  int equal_left = take - before.equal;
+  for (uint32_t left = above | equal; left != 0; left &= left - 1) {
+    const uint32_t bit = left & (0u - left);
+    if ((above & bit) == 0 && equal_left-- <= 0) continue;
+    out[at++] = first_entry + __ffs(static_cast<int>(bit)) - 1;
+  }
+}
+
+// A row with no more than k entries: all of them.
+__device__ void StoreAll(int32_t* out, int visible, int k) {
+  for (int i = threadIdx.x; i < k; i += kThreads) out[i] = i < visible ? i : -1;
+}
+
+template <int kPerThread>
+__global__ void __launch_bounds__(kThreads, 1)
+    TopKKernel(const __grid_constant__ TopKArgs args) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(16) uint8_t smem[];
+  auto& shared = *reinterpret_cast<TopKShared*>(smem);
+  cg::cluster_group cluster = cg::this_cluster();
+  TopKShared& first_block = *cluster.map_shared_rank(&shared, 0);
+  const int rank = static_cast<int>(cluster.block_rank());
+  const int num_blocks = static_cast<int>(cluster.num_blocks());
+  const int64_t row = blockIdx.x / num_blocks;
+  const int visible = args.num_visible[row];
+  const uint32_t k = static_cast<uint32_t>(args.k);
+  int32_t* const out = args.top_entries + row * args.k;
+  if (visible <= args.k) {  // the same for the whole cluster
+    if (rank == 0) StoreAll(out, visible, args.k);
+    return;
+  }
+  uint32_t keys[kPerThread];
+  const int first = rank * kThreads * kPerThread;
+  LoadKeys(args, row, first, visible, keys);
+  shared.above[threadIdx.x] = 0;
+  shared.equal[threadIdx.x] = 0;
+  if (threadIdx.x == 0) shared.num_survivors = 0;
+
+  uint32_t bound = LowerBound(keys, k, shared);
+  if (threadIdx.x == 0) shared.bound = bound;
+  SyncRow(cluster);
+  for (int i = 0; i < num_blocks; ++i) {
+    bound = max(bound, cluster.map_shared_rank(&shared, i)->bound);
+  }
+  SendSurvivors(keys, max(bound, kNanKey), first_block);
+  SyncRow(cluster);
+
+  uint32_t kth;
+  if (first_block.num_survivors <= kMaxSurvivors) {
+    if (rank == 0) SelectSurvivor(k, shared);
+    SyncRow(cluster);
+    kth = first_block.kth;
+  } else {
+    kth = BisectRow(keys, k, cluster, first_block);
+  }
+
+  MarkChosen(keys, kth, shared);
+  __syncthreads();
+  const uint32_t above = shared.above[threadIdx.x];
+  const uint32_t equal = shared.equal[threadIdx.x];
+  Counts before = CountBefore({__popc(above), __popc(equal)}, shared);
+  SyncRow(cluster);
+  int total_above = 0;
+  for (int i = 0; i < num_blocks; ++i) {
+    const Counts counts = cluster.map_shared_rank(&shared, i)->counts;
+    total_above += counts.above;
+    if (i < rank) {
+      before.above += counts.above;
+      before.equal += counts.equal;
+    }
+  }
+  StoreWord(out, first + 32 * static_cast<int>(threadIdx.x), above, equal, before,
+            args.k - total_above);
+  if (num_blocks > 1) cluster.sync();  // nobody leaves while its counts may be read
+#endif
+}
+
+template <int kPerThread>
+void LaunchTile(const TopKArgs& args, int cluster, cudaStream_t stream) {
+  const auto kernel = TopKKernel<kPerThread>;
+  constexpr size_t kSharedBytes = sizeof(TopKShared);
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(kSharedBytes)));
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  const cudaLaunchConfig_t config = {
+      .gridDim = dim3(static_cast<unsigned>(args.num_rows * cluster)),
+      .blockDim = dim3(kThreads),
+      .dynamicSmemBytes = kSharedBytes,
+      .stream = stream,
+      .attrs = &attribute,
+      .numAttrs = 1};
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
+}
+
+}  // namespace
+
+void LaunchTopK(const TopKArgs& args, const TopKTile& tile, cudaStream_t stream) {
+  RequireArgument(args.k >= 1 && args.k <= kMaxTopK, "LaunchTopK", "k is not in 1 .. 1024", args.k);
+  RequireArgument(args.score_stride % 4 == 0, "LaunchTopK", "score_stride is no multiple of 4",
+                  args.score_stride);
+  RequireArgument(int64_t{kThreads} * tile.cluster * tile.per_thread >= args.max_visible,
+                  "LaunchTopK", "max_visible exceeds the tile", args.max_visible);
+  RequireArgument(tile.cluster >= 1 && tile.cluster <= kMaxCluster, "LaunchTopK",
+                  "cluster is not in 1 .. 8", tile.cluster);
+  if (args.num_rows == 0) return;
+  switch (tile.per_thread) {
+    case 4: return LaunchTile<4>(args, tile.cluster, stream);
+    case 8: return LaunchTile<8>(args, tile.cluster, stream);
+    case 16: return LaunchTile<16>(args, tile.cluster, stream);
+    case 32: return LaunchTile<32>(args, tile.cluster, stream);
+    default:
+      RequireArgument(false, "LaunchTopK", "per_thread is none of 4, 8, 16, 32", tile.per_thread);
+  }
+}
+
+}  // namespace lodestone::cuda

@@ -1,0 +1,210 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/gpu/check.h"
+#include "tests/gpu/dsa_case.h"
+
+namespace lodestone::cuda {
+namespace {
+
+constexpr IndexKeyFormat kFormats[] = {IndexKeyFormat::kBf16, IndexKeyFormat::kFp8,
+                                       IndexKeyFormat::kFp4};
+constexpr IndexScoresPath kPaths[] = {IndexScoresPath::kPortable, IndexScoresPath::kTensorCore};
+
+// Decode: one token a sequence, lengths on page and ratio borders, one sequence without entries.
+const std::vector<SeqPart> kDecode = {{0, 1},   {3, 1},   {4, 1},    {251, 1},  {254, 1},
+                                      {255, 1}, {256, 1}, {1023, 1}, {2047, 1}, {4499, 1}};
+// Prefill: chunks that start and end inside pages, so that pairs of tokens cross sequences.
+const std::vector<SeqPart> kPrefill = {{0, 7}, {250, 12}, {1020, 1}, {0, 1}, {509, 9}, {3, 2}};
+
+// Runs the kernel; rows are [T, max_visible] and NaN where nothing was written.
+std::vector<float> Compute(IndexCase& input, IndexScoresPath path) {
+  IndexScoresArgs args = input.Args();
+  const DeviceArray<float> scores(static_cast<size_t>(
+      input.batch.num_tokens() * std::max<int64_t>(args.max_visible, 1)));
+  args.scores = scores.data();
+  args.score_stride = args.max_visible;
+  LaunchIndexScores(args, path, nullptr);
+  CUDA_CHECK(cudaDeviceSynchronize());
+  EXPECT_TRUE(scores.guards_intact());
+  return scores.Read();
+}
+
+// Sums of the same products in different orders, and tensor cores that drop low bits while they
+// add: 2^-13 of the largest score of the row.
+void ExpectClose(const std::vector<float>& got, const std::vector<float>& want, int64_t columns,
+                 const std::string& what) {
+  constexpr float kRelative = 1.0f / 8192;
+  for (size_t first = 0; first < want.size(); first += static_cast<size_t>(columns)) {
+    float largest = 0;
+    for (int64_t i = 0; i < columns; ++i) {
+      const float value = std::fabs(want[first + i]);
+      if (value > largest) largest = value;
+    }
+    for (int64_t i = 0; i < columns; ++i) {
+      const float a = got[first + i];
+      const float b = want[first + i];
+      ASSERT_EQ(std::isnan(a), std::isnan(b))
+          << what << " element " << first + i << " got " << a << " want " << b;
+      if (std::isnan(a)) continue;
+      ASSERT_LE(std::fabs(a - b), kRelative * largest)
+          << what << " element " << first + i << " got " << a << " want " << b;
+    }
+  }
+}
+
+void ExpectSameBits(const std::vector<float>& a, const std::vector<float>& b,
+                    const std::string& what) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::isnan(a[i]) && std::isnan(b[i])) continue;
+    ASSERT_EQ(std::memcmp(&a[i], &b[i], 4), 0)
+        << what << " element " << i << ": " << a[i] << " and " << b[i];
+  }
+}
+
+void ExpectMatchesReference(const std::vector<SeqPart>& parts, const IndexShape& shape,
+                            IndexScoresPath path) {
+  IndexCase input(parts, shape, 11);
+  const std::string what = std::string(Name(shape.format)) + " heads " +
+                           std::to_string(shape.num_heads) + " path " +
+                           std::to_string(static_cast<int>(path));
+  ExpectClose(Compute(input, path), input.ReferenceScores(),
+              std::max<int64_t>(input.batch.max_visible(), 1), what);
+}
+
+TEST(IndexScoresTest, DecodeMatchesReference) {
+  for (IndexScoresPath path : kPaths) {
+    for (IndexKeyFormat format : kFormats) {
+      ExpectMatchesReference(kDecode, {.format = format}, path);
+    }
+  }
+}
+
+TEST(IndexScoresTest, PrefillMatchesReference) {
+  for (IndexScoresPath path : kPaths) {
+    for (IndexKeyFormat format : kFormats) {
+      ExpectMatchesReference(kPrefill, {.format = format}, path);
+    }
+  }
+}
+
+TEST(IndexScoresTest, AnyNumberOfHeadsMatchesReference) {
+  for (int64_t heads : {4, 8, 24, 32, 60}) {
+    for (IndexScoresPath path : kPaths) {
+      for (IndexKeyFormat format : kFormats) {
+        ExpectMatchesReference({{700, 3}, {255, 1}, {1, 1}}, {.num_heads = heads, .format = format},
+                               path);
+      }
+    }
+  }
+}
+
+TEST(IndexScoresTest, OtherDimsTakeThePortablePath) {
+  IndexCase input({{700, 3}}, {.num_heads = 6, .head_dim = 64}, 3);
+  EXPECT_EQ(static_cast<int>(ChooseIndexScoresPath(input.Args())),
+            static_cast<int>(IndexScoresPath::kPortable));
+  for (IndexKeyFormat format : kFormats) {
+    ExpectMatchesReference({{700, 3}, {255, 1}},
+                           {.num_heads = 6, .head_dim = 64, .format = format},
+                           IndexScoresPath::kPortable);
+  }
+}
+
+// What makes fp4 lossless under `reference` numerics.
+TEST(IndexScoresTest, Fp4AndBf16GiveTheSameBits) {
+  for (IndexScoresPath path : kPaths) {
+    for (const std::vector<SeqPart>& parts : {kDecode, kPrefill}) {
+      IndexCase bf16(parts, {.format = IndexKeyFormat::kBf16, .round_keys_to_fp4 = true}, 5);
+      IndexCase fp4(parts, {.format = IndexKeyFormat::kFp4, .round_keys_to_fp4 = true}, 5);
+      ExpectSameBits(Compute(bf16, path), Compute(fp4, path), "bf16 and fp4");
+    }
+  }
+}
+
+// A token's scores do not depend on the tokens beside it: pairs share tiles, single tokens do not.
+TEST(IndexScoresTest, ChunkingDoesNotChangeBits) {
+  for (IndexKeyFormat format : kFormats) {
+    IndexCase input({{1200, 6}}, {.format = format}, 9);
+    const std::vector<float> together = Compute(input, IndexScoresPath::kTensorCore);
+    IndexScoresArgs args = input.Args();
+    const DeviceArray<float> scores(together.size());
+    args.num_tokens = args.num_seqs = 1;
+    args.score_stride = args.max_visible;
+    for (int64_t t = 0; t < 6; ++t) {
+      args.scores = scores.data() + t * args.max_visible;
+      LaunchIndexScores(args, IndexScoresPath::kTensorCore, nullptr);
+      args.q += args.num_heads * args.head_dim;
+      args.weight += args.num_heads;
+      ++args.token_seq;
+      ++args.num_visible;
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    ExpectSameBits(together, scores.Read(), std::string(Name(format)));
+  }
+}
+
+TEST(IndexScoresTest, NanKeyMarksOnlyItsEntry) {
+  IndexCase input({{1023, 1}}, {}, 4);
+  const int64_t page = input.batch.block_table[1];
+  const uint16_t nan = 0x7fc0;
+  std::memcpy(input.keys.payload(page, 5), &nan, 2);
+  for (IndexScoresPath path : kPaths) {
+    const std::vector<float> scores = Compute(input, path);
+    for (size_t i = 0; i < scores.size(); ++i) ASSERT_EQ(std::isnan(scores[i]), i == 64 + 5);
+  }
+}
+
+// Many more tiles than thread blocks, and ring buffers that wrap many times.
+TEST(IndexScoresTest, LongSequencesMatchReference) {
+  for (IndexKeyFormat format : kFormats) {
+    ExpectMatchesReference({{150003, 1}, {9, 1}, {77777, 2}},
+                           {.num_heads = 8, .format = format}, IndexScoresPath::kTensorCore);
+  }
+}
+
+std::vector<int32_t> SelectReference(const float* scores, int64_t visible, int64_t k) {
+  std::vector<int32_t> order(static_cast<size_t>(visible));
+  for (int64_t i = 0; i < visible; ++i) order[i] = static_cast<int32_t>(i);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });
+  order.resize(static_cast<size_t>(std::min(visible, k)));
+  std::sort(order.begin(), order.end());
+  order.resize(static_cast<size_t>(k), -1);
+  return order;
+}
+
+// Scores that are small integers are exact in any order, so ties must fall alike.
+TEST(IndexTopKTest, SelectsWhatTheReferenceSelects) {
+  for (const std::vector<SeqPart>& parts : {kDecode, kPrefill}) {
+    for (int32_t k : {16, 512}) {
+      IndexCase input(parts, {.few_values = true}, 21);
+      const int64_t tokens = input.batch.num_tokens();
+      const int64_t columns = input.batch.max_visible();
+      const DeviceArray<uint8_t> scratch(
+          static_cast<size_t>(IndexTopKScratchBytes(tokens, columns)));
+      const DeviceArray<int32_t> top(static_cast<size_t>(tokens * k));
+      LaunchIndexTopK({.index = input.Args(),
+                       .k = k,
+                       .top_entries = top.data(),
+                       .scratch = scratch.data()},
+                      nullptr);
+      CUDA_CHECK(cudaDeviceSynchronize());
+      const std::vector<int32_t> got = top.Read();
+      const std::vector<float> scores = input.ReferenceScores();
+      for (int64_t t = 0; t < tokens; ++t) {
+        const std::vector<int32_t> want =
+            SelectReference(scores.data() + t * columns, input.batch.num_visible[t], k);
+        for (int32_t i = 0; i < k; ++i) ASSERT_EQ(got[t * k + i], want[i]) << "token " << t;
+      }
+      EXPECT_TRUE(top.guards_intact() && scratch.guards_intact());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lodestone::cuda

@@ -1,0 +1,132 @@
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "kernels/numeric/bf16.h"
+#include "tests/gpu/check.h"
+#include "tests/gpu/dsa_case.h"
+
+namespace lodestone::cuda {
+namespace {
+
+std::vector<uint16_t> Compute(AttentionCase& input, const SparseAttentionTile& tile) {
+  SparseAttentionArgs args = input.Args();
+  const DeviceArray<uint8_t> scratch(static_cast<size_t>(SparseAttentionScratchBytes(
+      args.num_tokens, args.num_heads, args.head_dim, tile)));
+  const DeviceArray<uint16_t> out(input.q.size());
+  args.scratch = scratch.data();
+  args.out = out.data();
+  LaunchSparseAttention(args, tile, nullptr);
+  CUDA_CHECK(cudaDeviceSynchronize());
+  EXPECT_TRUE(out.guards_intact() && scratch.guards_intact());
+  return out.Read();
+}
+
+SparseAttentionTile TensorCore(int splits, int steps_per_split) {
+  return {.path = AttentionPath::kTensorCore,
+          .split = {.splits = splits, .steps_per_split = steps_per_split}};
+}
+
+// Probabilities are rounded to bf16 relative to the largest score so far, the reference's relative
+// to the largest of all, and the result is rounded twice: two units of bf16 of the row's largest
+// value, and 1e-2 of the whole in the mean square.
+void ExpectClose(const std::vector<uint16_t>& got, const std::vector<uint16_t>& want, int64_t dims,
+                 const std::string& what) {
+  double error = 0;
+  double total = 0;
+  for (size_t first = 0; first < want.size(); first += static_cast<size_t>(dims)) {
+    float largest = 0;
+    for (int64_t i = 0; i < dims; ++i) {
+      largest = std::fmax(largest, std::fabs(Bf16ToFloat(want[first + i])));
+    }
+    for (int64_t i = 0; i < dims; ++i) {
+      const float a = Bf16ToFloat(got[first + i]);
+      const float b = Bf16ToFloat(want[first + i]);
+      ASSERT_LE(std::fabs(a - b), largest / 64)
+          << what << " element " << first + i << " got " << a << " want " << b;
+      error += static_cast<double>(a - b) * static_cast<double>(a - b);
+      total += static_cast<double>(b) * static_cast<double>(b);
+    }
+  }
+  EXPECT_LE(std::sqrt(error / total), 1e-2) << what;
+}
+
+void ExpectMatchesReference(const std::vector<SeqPart>& parts, const AttentionShape& shape,
+                            const std::vector<SparseAttentionTile>& tiles) {
+  AttentionCase input(parts, shape, 31);
+  const std::vector<uint16_t> want = input.ReferenceOut();
+  for (const SparseAttentionTile& tile : tiles) {
+    const std::string what =
+        "heads " + std::to_string(shape.num_heads) + " ratio " + std::to_string(shape.ratio) +
+        " path " + std::to_string(static_cast<int>(tile.path)) + " splits " +
+        std::to_string(tile.split.splits);
+    ExpectClose(Compute(input, tile), want, shape.head_dim, what);
+  }
+}
+
+const std::vector<SeqPart> kDecode = {{0, 1},   {1, 1},    {63, 1},   {126, 1},  {127, 1},
+                                      {128, 1}, {255, 1},  {1023, 1}, {2047, 1}, {3000, 1}};
+const std::vector<SeqPart> kPrefill = {{0, 5}, {120, 12}, {500, 3}, {2100, 4}};
+const SparseAttentionTile kPortable = {};
+
+TEST(SparseAttentionTest, DecodeMatchesReference) {
+  for (int64_t ratio : {0, 4, 128}) {
+    ExpectMatchesReference(kDecode, {.ratio = ratio},
+                           {kPortable, TensorCore(1, 64), TensorCore(3, 4), TensorCore(10, 1)});
+  }
+}
+
+TEST(SparseAttentionTest, PrefillMatchesReference) {
+  for (int64_t ratio : {0, 4, 128}) {
+    ExpectMatchesReference(kPrefill, {.num_heads = 16, .ratio = ratio},
+                           {kPortable, TensorCore(1, 64), TensorCore(2, 5)});
+  }
+}
+
+TEST(SparseAttentionTest, AnyNumberOfHeadsMatchesReference) {
+  for (int64_t heads : {4, 20, 96, 128}) {
+    ExpectMatchesReference({{2100, 2}, {50, 1}}, {.num_heads = heads, .k = 1024},
+                           {kPortable, TensorCore(1, 64), TensorCore(4, 3)});
+  }
+}
+
+// Large scores: the probabilities of one key, and sums that are rescaled at every step.
+TEST(SparseAttentionTest, SharpScoresMatchReference) {
+  ExpectMatchesReference({{2100, 2}, {50, 1}}, {.query_factor = 30},
+                         {kPortable, TensorCore(1, 64), TensorCore(4, 3)});
+}
+
+TEST(SparseAttentionTest, LongDenseLayerMatchesReference) {
+  ExpectMatchesReference({{131071, 1}}, {.num_heads = 4, .ratio = 128},
+                         {TensorCore(1, 64), TensorCore(5, 4)});
+}
+
+TEST(SparseAttentionTest, Fp8LatentsAndOtherDimsTakeThePortablePath) {
+  const AttentionShape fp8 = {.num_heads = 4, .format = KvFormat::kFp8};
+  AttentionCase input({{700, 3}}, fp8, 3);
+  EXPECT_EQ(static_cast<int>(ChooseSparseAttentionTile(input.Args(), false).path),
+            static_cast<int>(AttentionPath::kPortable));
+  ExpectMatchesReference({{700, 3}, {5, 1}}, fp8, {kPortable});
+  ExpectMatchesReference({{700, 3}, {5, 1}},
+                         {.num_heads = 6, .head_dim = 96, .rope_dims = 32, .window = 16, .k = 16},
+                         {kPortable});
+}
+
+// With fixed steps a split, a token's bits do not depend on its neighbours or the splits' number.
+TEST(SparseAttentionTest, BatchDoesNotChangeBits) {
+  AttentionCase input({{2100, 6}}, {}, 7);
+  const std::vector<uint16_t> together = Compute(input, TensorCore(1, 16));
+  const std::vector<uint16_t> more_splits = Compute(input, TensorCore(3, 16));
+  EXPECT_EQ(together == more_splits, true);
+}
+
+TEST(SparseAttentionTest, DominantSinkGivesZeros) {
+  AttentionCase input({{700, 1}}, {}, 7);
+  for (float& sink : input.sink) sink = 1e4f;
+  for (const SparseAttentionTile& tile : {kPortable, TensorCore(1, 64), TensorCore(3, 2)}) {
+    for (uint16_t bits : Compute(input, tile)) ASSERT_EQ(bits & 0x7fff, 0);
+  }
+}
+
+}  // namespace
+}  // namespace lodestone::cuda

@@ -1,0 +1,169 @@
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/launchers.h"
+#include "tests/gpu/check.h"
+#include "bench/gpu/device_array.h"
+
+namespace lodestone::cuda {
+namespace {
+
+// Higher score first, then the lower entry; NaN below every number; ascending, then -1.
+std::vector<int32_t> Reference(const float* scores, int64_t visible, int64_t k) {
+  std::vector<int32_t> order(static_cast<size_t>(visible));
+  for (int64_t i = 0; i < visible; ++i) order[i] = static_cast<int32_t>(i);
+  const auto better = [&](int32_t a, int32_t b) {
+    const bool a_nan = std::isnan(scores[a]);
+    const bool b_nan = std::isnan(scores[b]);
+    if (a_nan || b_nan) return a_nan == b_nan ? a < b : b_nan;
+    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+  };
+  const int64_t taken = std::min(visible, k);
+  std::partial_sort(order.begin(), order.begin() + taken, order.end(), better);
+  order.resize(static_cast<size_t>(taken));
+  std::sort(order.begin(), order.end());
+  order.resize(static_cast<size_t>(k), -1);
+  return order;
+}
+
+// Element i of n.
+using Draw = std::function<float(int64_t i, int64_t n, std::mt19937& random)>;
+
+float Normal(std::mt19937& random) { return std::normal_distribution<float>()(random); }
+
+struct NamedDraw {
+  const char* name;
+  Draw draw;
+};
+
+std::vector<NamedDraw> HostileDraws() {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  return {
+      {"normal", [](int64_t, int64_t, std::mt19937& r) { return Normal(r); }},
+      {"positive part",
+       [](int64_t, int64_t, std::mt19937& r) { return std::fmax(Normal(r), 0.0f); }},
+      {"all equal", [](int64_t, int64_t, std::mt19937&) { return 1.5f; }},
+      {"all -inf", [](int64_t, int64_t, std::mt19937&) { return -kInf; }},
+      {"all NaN", [](int64_t, int64_t, std::mt19937&) { return kNan; }},
+      {"three values",
+       [](int64_t, int64_t, std::mt19937& r) { return static_cast<float>(r() % 3) - 1; }},
+      {"both zeros", [](int64_t, int64_t, std::mt19937& r) { return r() % 2 ? 0.0f : -0.0f; }},
+      {"ascending", [](int64_t i, int64_t, std::mt19937&) { return static_cast<float>(i); }},
+      {"descending", [](int64_t i, int64_t, std::mt19937&) { return static_cast<float>(-i); }},
+      {"few numbers among NaN",
+       [](int64_t i, int64_t, std::mt19937& r) { return i % 100 == 7 ? Normal(r) : kNan; }},
+      {"few numbers among -inf",
+       [](int64_t i, int64_t, std::mt19937& r) { return i % 300 == 7 ? Normal(r) : -kInf; }},
+      {"one outlier",
+       [](int64_t i, int64_t n, std::mt19937& r) { return i == n / 2 ? 1e30f : Normal(r); }},
+      {"infinities",
+       [](int64_t, int64_t, std::mt19937& r) { return r() % 64 == 0 ? kInf : Normal(r); }},
+      {"close together",
+       [](int64_t, int64_t, std::mt19937& r) { return 1.0f + static_cast<float>(r() % 4096) * 0x1p-23f; }},
+      {"wide range",
+       [](int64_t, int64_t, std::mt19937& r) {
+         return std::ldexp(Normal(r), static_cast<int>(r() % 200) - 100);
+       }},
+  };
+}
+
+void ExpectRows(const std::vector<float>& scores, int64_t stride, const std::vector<int32_t>& visible,
+                int32_t k, const TopKTile& tile, const std::string& what) {
+  const DeviceArray<float> device_scores(scores);
+  const DeviceArray<int32_t> device_visible(visible);
+  const DeviceArray<int32_t> top(visible.size() * static_cast<size_t>(k));
+  const int64_t rows = static_cast<int64_t>(visible.size());
+  LaunchTopK({.scores = device_scores.data(),
+              .score_stride = stride,
+              .num_visible = device_visible.data(),
+              .num_rows = rows,
+              .max_visible = *std::max_element(visible.begin(), visible.end()),
+              .k = k,
+              .top_entries = top.data()},
+             tile, nullptr);
+  CUDA_CHECK(cudaDeviceSynchronize());
+  const std::vector<int32_t> got = top.Read();
+  EXPECT_TRUE(top.guards_intact()) << what;
+  for (int64_t row = 0; row < rows; ++row) {
+    const std::vector<int32_t> want = Reference(scores.data() + row * stride, visible[row], k);
+    for (int32_t i = 0; i < k; ++i) {
+      ASSERT_EQ(got[row * k + i], want[i])
+          << what << ", row " << row << " of " << rows << ", " << visible[row] << " entries, k " << k
+          << ", cluster " << tile.cluster << " x " << tile.per_thread << ", place " << i;
+    }
+  }
+}
+
+void ExpectDraw(const NamedDraw& draw, const std::vector<int32_t>& visible, int32_t k,
+                const TopKTile& tile) {
+  std::mt19937 random(17);
+  const int64_t stride =
+      ScoreStride(*std::max_element(visible.begin(), visible.end()));
+  std::vector<float> scores(visible.size() * static_cast<size_t>(stride),
+                            std::numeric_limits<float>::infinity());  // beyond the visible
+  for (size_t row = 0; row < visible.size(); ++row) {
+    for (int64_t i = 0; i < visible[row]; ++i) {
+      scores[row * static_cast<size_t>(stride) + static_cast<size_t>(i)] =
+          draw.draw(i, visible[row], random);
+    }
+  }
+  ExpectRows(scores, stride, visible, k, tile, draw.name);
+}
+
+TEST(TopKTest, HostileRowsMatchReference) {
+  for (const NamedDraw& draw : HostileDraws()) {
+    for (int32_t k : {16, 512, 1024}) {
+      ExpectDraw(draw, {5000, 1024, 1025, 3000, 0, 1, 513, 4096}, k, {.cluster = 1, .per_thread = 8});
+      ExpectDraw(draw, {32768, 30001}, k, {.cluster = 8, .per_thread = 4});
+      ExpectDraw(draw, {32768, 4097}, k, {.cluster = 1, .per_thread = 32});
+    }
+  }
+}
+
+TEST(TopKTest, EveryTileGivesTheSameSelection) {
+  const std::vector<NamedDraw> draws = HostileDraws();
+  for (int cluster : {1, 2, 4, 8}) {
+    for (int per_thread : {4, 8, 16, 32}) {
+      ExpectDraw(draws[0], {4096, 3999, 700, 100}, 512,
+                 {.cluster = cluster, .per_thread = per_thread});
+      ExpectDraw(draws[5], {4096, 3999, 700, 100}, 64,
+                 {.cluster = cluster, .per_thread = per_thread});
+    }
+  }
+}
+
+TEST(TopKTest, EveryWidthMatchesReference) {
+  const NamedDraw draw = HostileDraws()[0];
+  for (int32_t width : {1, 2, 511, 512, 513, 1023, 1025, 4095, 4097, 8192, 10001, 32767, 32769,
+                        100000, 262143, 262144}) {
+    for (int32_t k : {64, 512, 1024}) {
+      ExpectDraw(draw, {width, (width + 1) / 2}, k, ChooseTopKTile(2, width, 132));
+    }
+  }
+}
+
+TEST(TopKTest, WidestHostileRowsMatchReference) {
+  for (const NamedDraw& draw : HostileDraws()) {
+    ExpectDraw(draw, {262144, 200000}, 512, ChooseTopKTile(2, 262144, 132));
+  }
+}
+
+TEST(TopKTest, ManyRowsMatchReference) {
+  std::mt19937 random(3);
+  std::vector<int32_t> visible(8192);
+  for (int32_t& n : visible) n = static_cast<int32_t>(random() % 1500);
+  ExpectDraw(HostileDraws()[0], visible, 512, ChooseTopKTile(8192, 1500, 132));
+}
+
+TEST(TopKTest, OneEntryIsTheLargest) {
+  ExpectDraw(HostileDraws()[0], {1000, 5, 1}, 1, {.cluster = 1, .per_thread = 4});
+}
+
+}  // namespace
+}  // namespace lodestone::cuda
