@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "text/chat_format.h"
-#include "text/detokenizer.h"
 #include "text/tool_call_parser.h"
 #include "text/utf8.h"
 

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/text/text_test_util.h"
+#include "text/detokenizer.h"
 
 namespace lodestone {
 namespace {
