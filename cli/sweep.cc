@@ -191,6 +191,7 @@ absl::StatusOr<std::vector<SweepQuestion>> MakeSweepQuestions(const SweepConfig&
     for (int repeat = 0; repeat < config.repeats; ++repeat) {
       NeedleSpec spec = plan.spec;
       spec.seed += kRepeatStride * static_cast<uint64_t>(repeat);
+      if (config.tokenizer_dir.empty()) spec.exact = false;  // lengths are estimates then
       ASSIGN_OR_RETURN(NeedlePrompt prompt, generator.Make(spec));
       SweepCell cell{.length = spec.prompt_tokens,
                      .place = plan.place,

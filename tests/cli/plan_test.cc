@@ -62,7 +62,7 @@ TEST(InspectTest, ShowsFactsTensorsTotalsAndTheModelId) {
   ASSERT_TRUE(text.ok()) << text.status();
   EXPECT_THAT(*text, HasSubstr("5: 2 window, 2 indexed, 1 dense"));
   EXPECT_THAT(*text, HasSubstr("BF16[1024, 256]"));
-  EXPECT_THAT(*text, ContainsRegex("total +255 tensors, 12636711 numbers"));
+  EXPECT_THAT(*text, ContainsRegex("total +255 tensors, 12638791 numbers"));
   EXPECT_THAT(*text, ContainsRegex("model id +[0-9a-f]+\n"));
 }
 
