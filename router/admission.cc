@@ -77,7 +77,10 @@ Task<std::optional<ApiError>> Admission::Ticket::AwaitTurn(TimePoint deadline,
       co_return std::nullopt;
     }
     const bool woken = co_await admission_->changed_.WaitUntil(limit);
-    if (!woken) co_return admission_->QueueTimedOut();
+    if (woken) continue;
+    if (queue_deadline_ <= deadline) co_return admission_->QueueTimedOut();
+    co_return FromStatus(absl::DeadlineExceededError("the request's deadline passed in the queue"),
+                         "queue");
   }
 }
 

@@ -96,16 +96,6 @@ NoPlacement Full(const PlacementNeeds& needs) {
   return none;
 }
 
-std::string DifferingLayout(const WorkerHello& here, const WorkerHello& there) {
-  std::string text;
-  for (size_t i = 0; i < here.layout.size() && i < there.layout.size(); ++i) {
-    if (here.layout[i] == there.layout[i]) continue;
-    absl::StrAppend(&text, text.empty() ? "" : ", ", here.layout[i].first, " ",
-                    here.layout[i].second, " against ", there.layout[i].second);
-  }
-  return text.empty() ? "fingerprints" : text;
-}
-
 PlacementOr PlaceAmong(const PlacementNeeds& needs, const WorkerList& prefills,
                        const WorkerList& decodes, const WorkerList& workers) {
   if (prefills.empty()) return Unserved(WorkerRole::kPrefill, workers, "no prefill worker is ready");
@@ -143,6 +133,16 @@ PlacementOr PlaceAmong(const PlacementNeeds& needs, const WorkerList& prefills,
 }
 
 }  // namespace
+
+std::string DifferingLayout(const WorkerHello& here, const WorkerHello& there) {
+  std::string text;
+  for (size_t i = 0; i < here.layout.size() && i < there.layout.size(); ++i) {
+    if (here.layout[i] == there.layout[i]) continue;
+    absl::StrAppend(&text, text.empty() ? "" : ", ", here.layout[i].first, " ",
+                    here.layout[i].second, " against ", there.layout[i].second);
+  }
+  return text.empty() ? "fingerprints" : text;
+}
 
 bool LinkIsUp(const Worker& a, const Worker& b) {
   const auto names = [](const Worker& worker, const std::string& instance) {

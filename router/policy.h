@@ -46,6 +46,9 @@ struct NoPlacement {
 using PlacementOr = std::variant<Placement, NoPlacement>;
 PlacementOr Place(const PlacementNeeds& needs, const WorkerList& workers, TimePoint now);
 
+// The fields of two layouts that differ: "index_k bf16 against fp8".
+std::string DifferingLayout(const WorkerHello& here, const WorkerHello& there);
+
 // As either side reports it.
 bool LinkIsUp(const Worker& a, const Worker& b);
 

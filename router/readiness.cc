@@ -6,6 +6,7 @@
 
 #include "base/logging.h"
 #include "router/json_text.h"
+#include "router/policy.h"
 
 namespace lodestone {
 namespace {
@@ -106,21 +107,24 @@ void Readiness::Stop() {
   changed_.Notify();
 }
 
+std::shared_ptr<Worker> Readiness::FirstReady(WorkerRole role) const {
+  for (const std::shared_ptr<Worker>& worker : registry_.workers()) {
+    if (worker->hello.role == role && worker->load.state == WorkerState::kReady) return worker;
+  }
+  return nullptr;
+}
+
 std::vector<std::string> Readiness::Reasons() const {
   std::vector<std::string> reasons;
   if (ready()) return reasons;
   if (stopping_) reasons.push_back("the router is stopping");
-  const auto is_ready = [this](WorkerRole role) {
-    return std::any_of(registry_.workers().begin(), registry_.workers().end(),
-                       [role](const std::shared_ptr<Worker>& worker) {
-                         return worker->hello.role == role && worker->load.state == WorkerState::kReady;
-                       });
-  };
-  if (!is_ready(WorkerRole::kPrefill)) reasons.push_back("no prefill worker is ready");
-  if (!is_ready(WorkerRole::kDecode)) reasons.push_back("no decode worker is ready");
+  if (!FirstReady(WorkerRole::kPrefill)) reasons.push_back("no prefill worker is ready");
+  if (!FirstReady(WorkerRole::kDecode)) reasons.push_back("no decode worker is ready");
   if (!reasons.empty()) return reasons;
   if (LivePairs().empty()) {
-    reasons.push_back("no prefill and decode worker have the same cache layout");
+    reasons.push_back("no prefill and decode worker have the same cache layout: " +
+                      DifferingLayout(FirstReady(WorkerRole::kPrefill)->hello,
+                                      FirstReady(WorkerRole::kDecode)->hello));
   } else {
     reasons.push_back(last_failure_.empty() ? "no generation has gone through every step yet"
                                             : last_failure_);

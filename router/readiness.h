@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -33,6 +34,7 @@ class Readiness {
   std::set<Pair> LivePairs() const;
   Task<void> Probe(Pair pair);
   std::vector<std::string> Reasons() const;
+  std::shared_ptr<Worker> FirstReady(WorkerRole role) const;  // null: none
 
   const ModelInfo& model_;
   WorkerRegistry& registry_;

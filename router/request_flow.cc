@@ -188,7 +188,11 @@ ApiOr<TimePoint> RequestFlow::WaitForPlace(const Life& life, const Admission::Ti
     case NoPlacement::Kind::kNoCapacity:
       break;
   }
-  if (now < std::min(ticket.queue_deadline(), life.request.deadline)) return life.request.deadline;
+  if (now >= life.request.deadline) {
+    return FromStatus(absl::DeadlineExceededError("the request's deadline passed in the queue"),
+                      "queue");
+  }
+  if (now < ticket.queue_deadline()) return life.request.deadline;
   ApiError error = none.error;
   error.retry_after = admission_->DrainEstimate();
   return error;
