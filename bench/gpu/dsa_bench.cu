@@ -1,5 +1,5 @@
 // Times the DSA kernels on this card beside what the card can read and multiply in the same run.
-//   dsa_bench [results.json [only]]     only: index, topk, attention
+//   dsa_bench [results.json [only]]     only: index, topk, attention, or topk-tiles (every tile)
 // Pages lie in random order, values are random, and successive launches use other pages.
 
 #include <cublas_v2.h>
@@ -218,7 +218,7 @@ void BenchIndexAll(Report& report) {
   }
 }
 
-void BenchTopK(int64_t rows, int64_t entries, Report& report) {
+void BenchTopK(int64_t rows, int64_t entries, const TopKTile& tile, Report& report) {
   const auto scores = Filled<float>(kVariants * rows * entries, FillKind::kF32, 9);
   const DeviceArray<int32_t> visible(std::vector<int32_t>(rows, static_cast<int32_t>(entries)));
   const DeviceArray<int32_t> top(static_cast<size_t>(rows * 512));
@@ -230,18 +230,35 @@ void BenchTopK(int64_t rows, int64_t entries, Report& report) {
                 .max_visible = entries,
                 .k = 512,
                 .top_entries = top.data()},
-               ChooseTopKTile(rows, entries, CurrentDevice().processors), stream);
+               tile, stream);
   });
-  report.Add("topk 512", std::to_string(rows) + " x " + std::to_string(entries), us,
+  report.Add("topk 512, " + std::to_string(tile.cluster) + "x" + std::to_string(tile.per_thread), std::to_string(rows) + " x " + std::to_string(entries), us,
              {.bytes = static_cast<double>(rows * entries * 4)});
 }
 
 void BenchTopKAll(Report& report) {
+  const auto bench = [&](int64_t rows, int64_t entries) {
+    BenchTopK(rows, entries, ChooseTopKTile(rows, entries, CurrentDevice().processors), report);
+  };
   for (int64_t entries : {1024, 8192, 32768, 262144}) {
-    for (int64_t rows : {1, 8, 32, 64, 128}) BenchTopK(rows, entries, report);
+    for (int64_t rows : {1, 8, 32, 64, 128}) bench(rows, entries);
   }
-  BenchTopK(1024, 8192, report);
-  BenchTopK(1024, 32768, report);
+  bench(1024, 8192);
+  bench(1024, 32768);
+}
+
+void BenchTopKTiles(Report& report) {
+  for (int64_t entries : {8192, 32768}) {
+    for (int64_t rows : {1, 32, 64}) {
+      for (int cluster : {1, 2, 4, 8}) {
+        for (int per_thread : {4, 8, 16, 32}) {
+          const int64_t capacity = int64_t{1024} * cluster * per_thread;
+          if (capacity < entries || capacity > 2 * entries) continue;
+          BenchTopK(rows, entries, {.cluster = cluster, .per_thread = per_thread}, report);
+        }
+      }
+    }
+  }
 }
 
 // `tokens` requests of one token each, or one request's tokens (`prefill`), with 128 + k keys.
@@ -333,6 +350,7 @@ int Main(int argc, char** argv) {
   Report report(ceilings);
   if (only.empty() || only == "index") BenchIndexAll(report);
   if (only.empty() || only == "topk") BenchTopKAll(report);
+  if (only == "topk-tiles") BenchTopKTiles(report);
   if (only.empty() || only == "attention") BenchAttentionAll(report);
   CUDA_CHECK(cudaDeviceSynchronize());
   if (argc > 1) report.WriteJson(argv[1], card.name);

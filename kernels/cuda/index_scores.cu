@@ -18,6 +18,7 @@
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/tensor_map.h"
 
@@ -200,23 +201,34 @@ __device__ void LoadTiles(const IndexScoresArgs& args, const IndexScoresMaps& ma
   }
 }
 
-// A operand of k-step `step` from packed keys: codes widened to bf16. `row` is this thread's first
-// row of the tile; `scales` holds the packed row scales of rows `row` and `row` + 8 (kFp4).
+// A operands of all k-steps from packed keys: codes widened to bf16. `row` is this thread's first row
+// of the tile; `scales` holds the packed row scales of rows `row` and `row` + 8 (kFp4). Rows 8 apart
+// are swizzled alike, so that most addresses differ by constants.
 template <typename Tile>
-__device__ void WidenKeys(const uint8_t* keys, int row, const uint32_t (&scales)[2], int step,
-                          uint32_t (&a)[4]) {
+__device__ void WidenKeys(const uint8_t* keys, int row, const uint32_t (&scales)[2],
+                          uint32_t (&a)[kDims / 16][4]) {
   const int pair = threadIdx.x % 4;
-  for (int i = 0; i < 4; ++i) {
-    const int key_row = row + 8 * (i % 2);
-    const int column = 16 * step + 8 * (i / 2) + 2 * pair;  // first of two
-    if constexpr (Tile::kFormat == IndexKeyFormat::kFp8) {
-      const int unit = (column / 16) ^ (key_row % 8);
-      a[i] = WidenE4m3Pair(
-          *reinterpret_cast<const uint16_t*>(keys + key_row * 128 + unit * 16 + column % 16));
-    } else {
-      const int unit = (column / 32) ^ (key_row / 2 % 4);
-      const uint32_t scale = (scales[i % 2] >> (8 * (step / 2))) & 255u;
-      a[i] = WidenE2m1Pair(keys[key_row * 64 + unit * 16 + column / 2 % 16], E8m0ToBf16x2(scale));
+  if constexpr (Tile::kFormat == IndexKeyFormat::kFp8) {
+#pragma unroll
+    for (int step = 0; step < kDims / 16; ++step) {
+      const uint8_t* unit = keys + row * 128 + (step ^ (row % 8)) * 16 + 2 * pair;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a[step][i] = WidenE4m3Pair(
+            *reinterpret_cast<const uint16_t*>(unit + i % 2 * 8 * 128 + i / 2 * 8));
+      }
+    }
+  } else {
+#pragma unroll
+    for (int group = 0; group < kDims / kFp4Group; ++group) {
+      const uint8_t* unit = keys + row * 64 + (group ^ (row / 2 % 4)) * 16 + pair;
+      const uint32_t factors[2] = {E8m0ToBf16x2((scales[0] >> (8 * group)) & 255u),
+                                   E8m0ToBf16x2((scales[1] >> (8 * group)) & 255u)};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        a[2 * group + i / 4][i % 4] =
+            WidenE2m1Pair(unit[i % 2 * 8 * 64 + i / 4 * 8 + i % 4 / 2 * 4], factors[i % 2]);
+      }
     }
   }
 }
@@ -242,8 +254,7 @@ __device__ void MultiplyTile(const uint8_t* keys, const uint8_t* query, int row,
     }
   } else {
     uint32_t a[kSteps][4];
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) WidenKeys<Tile>(keys, row, scales, step, a[step]);
+    WidenKeys<Tile>(keys, row, scales, a);
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -375,6 +386,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     BarrierInitFence();
   }
+  WaitForPreviousKernel();
+  AllowNextKernel();
   FindShare(args, shared);
   __syncthreads();
   if (threadIdx.x >= Tile::kMathThreads) {
@@ -416,9 +429,10 @@ void LaunchTile(const IndexScoresArgs& args, cudaStream_t stream) {
   const auto kernel = IndexScoresKernel<Tile>;
   CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  kernel<<<CurrentDevice().processors, Tile::kThreads, kSharedBytes, stream>>>(
-      args, MakeMaps(args, Tile::kColumns));
-  CUDA_CHECK(cudaGetLastError());
+  const LaunchShape shape = {.blocks = CurrentDevice().processors,
+                             .threads = Tile::kThreads,
+                             .shared_bytes = kSharedBytes};
+  LaunchOverlapped(kernel, shape, stream, args, MakeMaps(args, Tile::kColumns));
 }
 
 template <IndexKeyFormat kFormat>

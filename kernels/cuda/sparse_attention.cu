@@ -17,6 +17,7 @@
 #include "kernels/cuda/device/attention_keys.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/tensor_map.h"
 
@@ -33,6 +34,8 @@ struct AttentionTile {
   static constexpr int kSlices = kDims / 64;        // of 64 dims: 128 bytes a row
   static constexpr int kSliceBytes = kKeys * 128;
   static constexpr int kMaxRopePairs = 128;
+  static constexpr int kEntriesPerThread = 3;
+  static_assert(kEntriesPerThread * kThreads >= kMaxTopK);
   static_assert(kHeads == 64 && kKeys == 64, "rows of queries, keys and probabilities");
 };
 using Tile = AttentionTile;
@@ -45,23 +48,28 @@ struct alignas(1024) AttentionShared {
   float rescale[Tile::kHeads];       // factor of the sums before this step
   float inverse[Tile::kHeads];       // 1 / denominator
   float2 angles[Tile::kMaxRopePairs];
+  int32_t entry_rows[kMaxTopK];      // ratio 4: page * 64 + row of each listed entry
   uint64_t query_full;
   uint64_t full[Tile::kBuffers];
   uint64_t empty[Tile::kBuffers];
 };
 
-enum NamedBarrier : int { kProbsReady = 1, kProbsFree = 2, kInverseReady = 3 };
+enum NamedBarrier : int { kProbsReady = 1, kProbsFree = 2, kStepsDone = 3, kOutReady = 4 };
 constexpr int kMathThreads = 2 * Tile::kGroupThreads;
 
 struct AttentionMaps {
-  CUtensorMap query;  // bf16 [T * H, 512], 64 x 64 a box
+  CUtensorMap query;  // bf16 [T, H, 512], 64 dims x 64 heads a box
+  CUtensorMap out;    // the same of the output
+  CUtensorMap sums;   // f32 [T * splits, H, 512], 32 dims x 64 heads a box
 };
+constexpr int kSumsSlices = Tile::kDims / 32;  // of 128 bytes a row; they take the key buffers' place
+static_assert(kSumsSlices * Tile::kSliceBytes == sizeof(AttentionShared::keys));
 
-// Partial results of a split, [T * H, splits]: unnormalised sums, and (largest score in units of
-// log2, sum of probabilities); the sum is 0 where the split has no keys.
+// Partial results of the splits: unnormalised sums, and (largest score in units of log2, sum of
+// probabilities); the sum is 0 where the split has no keys.
 struct PartialView {
-  float* sums;    // [T * H, splits, d]
-  float2* stats;  // [T * H, splits]
+  float* sums;    // [T, splits, H, d]
+  float2* stats;  // [T, splits, H]
 };
 __host__ __device__ PartialView PartialOf(const SparseAttentionArgs& args, int splits) {
   const int64_t rows = args.num_tokens * args.num_heads * splits;
@@ -98,6 +106,40 @@ __device__ BlockWork FindWork(const SparseAttentionArgs& args, const SparseAtten
   return work;
 }
 
+// Lists the rows of the chosen entries (ratio 4) and counts them. By all threads: their loads run
+// beside those of FindKeys.
+__device__ TokenKeys ListKeys(const SparseAttentionArgs& args, int64_t token,
+                              AttentionShared& shared) {
+  int32_t entries[Tile::kEntriesPerThread];
+#pragma unroll
+  for (int i = 0; i < Tile::kEntriesPerThread; ++i) {
+    const int at = static_cast<int>(threadIdx.x) + i * Tile::kThreads;
+    entries[i] = args.ratio == 4 && at < args.k ? args.top_entries[token * args.k + at] : -1;
+  }
+  TokenKeys keys = FindKeys(args, token);
+  const int32_t* pages = args.block_table + keys.seq * args.max_pages;
+#pragma unroll
+  for (int i = 0; i < Tile::kEntriesPerThread; ++i) {
+    if (entries[i] >= 0) {
+      shared.entry_rows[threadIdx.x + i * Tile::kThreads] =
+          pages[entries[i] / 64] * 64 + entries[i] % 64;
+    }
+    if (args.ratio == 4) keys.num_entries += __syncthreads_count(entries[i] >= 0);
+  }
+  return keys;
+}
+
+// The bytes of key `index` < keys.size().
+__device__ const uint8_t* FindRow(const SparseAttentionArgs& args, const TokenKeys& keys, int index,
+                                  const AttentionShared& shared) {
+  if (index < keys.num_window) return FindWindowRow(args, keys, index).payload;
+  const int listed = index - keys.num_window;
+  if (args.ratio == 128) return FindEntryRow(args, keys, listed).payload;
+  const int64_t row = shared.entry_rows[listed];
+  return args.entries.payload + row / 64 * args.entries.payload_block_stride +
+         row % 64 * (Tile::kDims * 2);
+}
+
 // The loading warpgroup: keys of all steps; each warp 16 rows of a step.
 __device__ void GatherKeys(const SparseAttentionArgs& args, const TokenKeys& keys,
                            const BlockWork& work, AttentionShared& shared) {
@@ -106,7 +148,7 @@ __device__ void GatherKeys(const SparseAttentionArgs& args, const TokenKeys& key
   const auto find_row = [&](int step) -> const uint8_t* {
     const int index = step * Tile::kKeys + first_row + lane % 16;
     if (step >= work.end_step || index >= keys.size()) return nullptr;
-    return FindKeyRow(args, keys, work.token, index).payload;
+    return FindRow(args, keys, index, shared);
   };
   const uint8_t* my_row = find_row(work.first_step);
   for (int step = work.first_step; step < work.end_step; ++step) {
@@ -212,39 +254,78 @@ __device__ void RescaleSums(float (&sums)[128], const float (&factor)[2]) {
   for (int i = 0; i < 128; ++i) sums[i] *= factor[i / 2 % 2];
 }
 
-// Stores this thread's sums of rows `row` and `row` + 8, dims `first_dim`..+255: divided and rotated
-// back, or as they are for the joining kernel.
-__device__ void StoreSums(const SparseAttentionArgs& args, const SparseAttentionTile& tile,
-                          const BlockWork& work, int first_dim, const float (&sums)[128],
-                          const AttentionShared& shared) {
+// This thread's results of dims `first_dim`..+255, divided, rotated back and rounded, to where the
+// queries were.
+__device__ void StageOut(const SparseAttentionArgs& args, int first_dim, const float (&sums)[128],
+                         AttentionShared& shared) {
   const int row = threadIdx.x % Tile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4;
+  const int pair = threadIdx.x % 4;
   const int rope_first = Tile::kDims - static_cast<int>(args.rope_dims);
-  const PartialView partial = PartialOf(args, tile.split.splits);
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const int head = work.head + row + 8 * j;
-    if (head >= args.num_heads) continue;
-    const int64_t out_row = work.token * args.num_heads + head;
-    const float inverse = tile.split.splits == 1 ? shared.inverse[row + 8 * j] : 1.0f;
+    const float inverse = shared.inverse[row + 8 * j];
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      const int dim = first_dim + 8 * i + 2 * (threadIdx.x % 4);
-      float2 pair = {sums[4 * i + 2 * j], sums[4 * i + 2 * j + 1]};
-      if (tile.split.splits > 1) {
-        const int64_t at = (out_row * tile.split.splits + work.split) * Tile::kDims + dim;
-        *reinterpret_cast<float2*>(partial.sums + at) = pair;
-        continue;
-      }
-      uint32_t rounded = PackBf16(pair.x * inverse, pair.y * inverse);
+      const int dim = first_dim + 8 * i + 2 * pair;
+      uint32_t rounded = PackBf16(sums[4 * i + 2 * j] * inverse, sums[4 * i + 2 * j + 1] * inverse);
       if (dim >= rope_first) {
-        pair = RotateBack(Bf16ToFloat(static_cast<uint16_t>(rounded)),
-                          Bf16ToFloat(static_cast<uint16_t>(rounded >> 16)),
-                          shared.angles[(dim - rope_first) / 2]);
-        rounded = PackBf16(pair.x, pair.y);
+        const float2 rotated = RotateBack(Bf16ToFloat(static_cast<uint16_t>(rounded)),
+                                          Bf16ToFloat(static_cast<uint16_t>(rounded >> 16)),
+                                          shared.angles[(dim - rope_first) / 2]);
+        rounded = PackBf16(rotated.x, rotated.y);
       }
-      *reinterpret_cast<uint32_t*>(args.out + out_row * Tile::kDims + dim) = rounded;
+      const int unit = (i % 8) ^ (row % 8);
+      *reinterpret_cast<uint32_t*>(shared.query[first_dim / 64 + i / 8] + (row + 8 * j) * 128 +
+                                   unit * 16 + pair * 4) = rounded;
     }
   }
+}
+
+// The same for a split: sums as they are, to where the keys were.
+__device__ void StageSums(int first_dim, const float (&sums)[128], AttentionShared& shared) {
+  const int row = threadIdx.x % Tile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4;
+  const int pair = threadIdx.x % 4;
+  uint8_t* const slices = shared.keys[0][0];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    const int block = i / 2;  // of 8 dims
+    const int unit = (block % 4 * 2 + pair / 2) ^ (row % 8);
+    uint8_t* const to = slices + (first_dim / 32 + block / 4) * Tile::kSliceBytes +
+                        (row + 8 * (i % 2)) * 128 + unit * 16 + pair % 2 * 8;
+    *reinterpret_cast<float2*>(to) = {sums[2 * i], sums[2 * i + 1]};
+  }
+}
+
+// Stores what both warpgroups have staged. By one thread of each: half the slices.
+__device__ void StoreStaged(const SparseAttentionTile& tile, const AttentionMaps& maps,
+                            const BlockWork& work, int half, const AttentionShared& shared) {
+  if (tile.split.splits == 1) {
+    for (int i = half * Tile::kSlices / 2; i < (half + 1) * Tile::kSlices / 2; ++i) {
+      StoreBox3(&maps.out, shared.query[i], i * 64, work.head, static_cast<int>(work.token));
+    }
+  } else {
+    const int plane = static_cast<int>(work.token) * tile.split.splits + work.split;
+    for (int i = half * kSumsSlices / 2; i < (half + 1) * kSumsSlices / 2; ++i) {
+      StoreBox3(&maps.sums, shared.keys[0][i], i * 32, work.head, plane);
+    }
+  }
+  WaitForStores();
+}
+
+// Stages and stores one warpgroup's half of the dims. Waits for the other warpgroups first: buffers
+// are free, angles and denominators there.
+__device__ void FinishHalf(const SparseAttentionArgs& args, const SparseAttentionTile& tile,
+                           const AttentionMaps& maps, const BlockWork& work, int half,
+                           const float (&sums)[128], AttentionShared& shared) {
+  NamedBarrierSync(kStepsDone, Tile::kThreads);
+  if (tile.split.splits == 1) {
+    StageOut(args, half * Tile::kDims / 2, sums, shared);
+  } else {
+    StageSums(half * Tile::kDims / 2, sums, shared);
+  }
+  SharedProxyFence();
+  NamedBarrierSync(kOutReady + half, Tile::kGroupThreads);
+  if (threadIdx.x % Tile::kGroupThreads == 0) StoreStaged(tile, maps, work, half, shared);
 }
 
 // 1 / denominator of each head, or the split's statistics.
@@ -260,8 +341,8 @@ __device__ void FinishStats(const SparseAttentionArgs& args, const SparseAttenti
     const int head = work.head + row + 8 * j;
     if (threadIdx.x % 4 != 0 || head >= args.num_heads) continue;
     if (tile.split.splits > 1) {
-      const int64_t out_row = work.token * args.num_heads + head;
-      partial.stats[out_row * tile.split.splits + work.split] = {stats.largest[j], stats.sum[j]};
+      const int64_t plane = work.token * tile.split.splits + work.split;
+      partial.stats[plane * args.num_heads + head] = {stats.largest[j], stats.sum[j]};
     } else {
       const float sink = exp2f(args.sink[head] * kLog2E - stats.largest[j]);
       shared.inverse[row + 8 * j] = 1.0f / (stats.sum[j] + sink);
@@ -271,7 +352,7 @@ __device__ void FinishStats(const SparseAttentionArgs& args, const SparseAttenti
 
 // First warpgroup: scores, probabilities, dims 0..255.
 __device__ void AttendFirst(const SparseAttentionArgs& args, const SparseAttentionTile& tile,
-                            const TokenKeys& keys, const BlockWork& work, float scale,
+                            const AttentionMaps& maps, const TokenKeys& keys, const BlockWork& work, float scale,
                             AttentionShared& shared) {
   RowStats stats = {{-INFINITY, -INFINITY}, {0, 0}};
   float sums[128];
@@ -305,13 +386,12 @@ __device__ void AttendFirst(const SparseAttentionArgs& args, const SparseAttenti
     if (threadIdx.x == 0) BarrierArrive(&shared.empty[buffer]);
   }
   FinishStats(args, tile, work, stats, shared);
-  NamedBarrierSync(kInverseReady, kMathThreads);
-  StoreSums(args, tile, work, 0, sums, shared);
+  FinishHalf(args, tile, maps, work, 0, sums, shared);
 }
 
 // Second warpgroup: dims 256..511.
 __device__ void AttendSecond(const SparseAttentionArgs& args, const SparseAttentionTile& tile,
-                             const BlockWork& work, AttentionShared& shared) {
+                             const AttentionMaps& maps, const BlockWork& work, AttentionShared& shared) {
   const int row = threadIdx.x % Tile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4;
   float sums[128];
 #pragma unroll
@@ -339,8 +419,7 @@ __device__ void AttendSecond(const SparseAttentionArgs& args, const SparseAttent
     if (threadIdx.x % Tile::kGroupThreads == 0) BarrierArrive(&shared.empty[buffer]);
     if (step + 1 < work.end_step) NamedBarrierArrive(kProbsFree, kMathThreads);
   }
-  NamedBarrierSync(kInverseReady, kMathThreads);
-  StoreSums(args, tile, work, Tile::kDims / 2, sums, shared);
+  FinishHalf(args, tile, maps, work, 1, sums, shared);
 }
 
 // A split without keys says so.
@@ -348,32 +427,36 @@ __device__ void StoreEmptySplit(const SparseAttentionArgs& args, const SparseAtt
                                 const BlockWork& work) {
   const int head = work.head + static_cast<int>(threadIdx.x);
   if (threadIdx.x >= Tile::kHeads || head >= args.num_heads) return;
-  const int64_t out_row = work.token * args.num_heads + head;
-  PartialOf(args, tile.split.splits).stats[out_row * tile.split.splits + work.split] = {-INFINITY,
-                                                                                        0};
+  const int64_t plane = work.token * tile.split.splits + work.split;
+  PartialOf(args, tile.split.splits).stats[plane * args.num_heads + head] = {-INFINITY, 0};
 }
 
-// Barriers, the queries' copy and the angles.
-__device__ void BeginBlock(const SparseAttentionArgs& args, const AttentionMaps& maps,
-                           const BlockWork& work, int32_t position, AttentionShared& shared) {
-  if (threadIdx.x == 0) {
-    BarrierInit(&shared.query_full, 1);
-    for (int i = 0; i < Tile::kBuffers; ++i) {
-      BarrierInit(&shared.full[i], Tile::kGroupThreads);
-      BarrierInit(&shared.empty[i], 2);
-    }
-    BarrierInitFence();
-    BarrierArriveExpect(&shared.query_full, sizeof(shared.query));
-    for (int i = 0; i < Tile::kSlices; ++i) {
-      CopyBox2(shared.query[i], &maps.query, &shared.query_full, i * 64,
-               static_cast<int>(work.token * args.num_heads + work.head));
-    }
-  }
-  const int pair = static_cast<int>(threadIdx.x) - kMathThreads;
-  if (pair >= 0 && pair < args.rope_dims / 2) {
+// The angles of the output's rotation, by the loading warpgroup once its copies are on the way.
+__device__ void FindAngles(const SparseAttentionArgs& args, const SparseAttentionTile& tile,
+                           int32_t position, AttentionShared& shared) {
+  const int pair = threadIdx.x % Tile::kGroupThreads;
+  if (tile.split.splits == 1 && pair < args.rope_dims / 2) {
     shared.angles[pair] = RopeAngle(position, args.freqs[pair]);
   }
-  __syncthreads();
+  NamedBarrierArrive(kStepsDone, Tile::kThreads);
+}
+
+// Barriers; then the queries' copy. By one thread.
+__device__ void BeginBlock(AttentionShared& shared) {
+  BarrierInit(&shared.query_full, 1);
+  for (int i = 0; i < Tile::kBuffers; ++i) {
+    BarrierInit(&shared.full[i], Tile::kGroupThreads);
+    BarrierInit(&shared.empty[i], 2);
+  }
+  BarrierInitFence();
+}
+__device__ void LoadQuery(const AttentionMaps& maps, const BlockWork& work,
+                          AttentionShared& shared) {
+  BarrierArriveExpect(&shared.query_full, sizeof(shared.query));
+  for (int i = 0; i < Tile::kSlices; ++i) {
+    CopyBox3(shared.query[i], &maps.query, &shared.query_full, i * 64, work.head,
+             static_cast<int>(work.token));
+  }
 }
 
 __global__ void __launch_bounds__(Tile::kThreads, 1)
@@ -383,56 +466,80 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t smem[];
   auto& shared = *reinterpret_cast<AttentionShared*>(smem);
+  if (threadIdx.x == 0) BeginBlock(shared);
+  WaitForPreviousKernel();
   AllowNextKernel();
   const int64_t token = TokenOfBlock(args, tile);
-  const TokenKeys keys = FindKeys(args, token);
+  const TokenKeys keys = ListKeys(args, token, shared);
   const BlockWork work = FindWork(args, tile, token, keys);
   if (work.first_step == work.end_step) {  // never the only split: a token attends to itself
     StoreEmptySplit(args, tile, work);
     return;
   }
-  BeginBlock(args, maps, work, keys.position, shared);
+  if (threadIdx.x == 0) LoadQuery(maps, work, shared);
+  __syncthreads();
   switch (threadIdx.x / Tile::kGroupThreads) {
     case 0:
       GrowRegisters<224>();
-      AttendFirst(args, tile, keys, work, scale, shared);
+      AttendFirst(args, tile, maps, keys, work, scale, shared);
       break;
     case 1:
       GrowRegisters<224>();
-      AttendSecond(args, tile, work, shared);
+      AttendSecond(args, tile, maps, work, shared);
       break;
     default:
       ShrinkRegisters<56>();
       GatherKeys(args, keys, work, shared);
+      FindAngles(args, tile, keys.position, shared);
   }
 #endif
 }
 
 // Joins the splits of one head of one token; thread t has dims 4 t .. 4 t + 3.
-__global__ void JoinSplitsKernel(const __grid_constant__ SparseAttentionArgs args, int splits) {
+__global__ void __launch_bounds__(Tile::kDims / 4)
+    JoinSplitsKernel(const __grid_constant__ SparseAttentionArgs args, int splits) {
 #if __CUDA_ARCH__ >= 900
   WaitForPreviousKernel();
+  AllowNextKernel();
 #endif
   constexpr float kLog2E = 1.4426950408889634f;
-  const int64_t out_row = blockIdx.x;
+  constexpr int kAtOnce = 8;  // loads in flight
+  const int64_t token = blockIdx.x / args.num_heads;
+  const int64_t head = blockIdx.x % args.num_heads;
   const PartialView partial = PartialOf(args, splits);
-  const float2* stats = partial.stats + out_row * splits;
+  const float2* stats = partial.stats + token * splits * args.num_heads + head;
+  const float* sums = partial.sums + (token * splits * args.num_heads + head) * Tile::kDims;
   float largest = -INFINITY;
-  for (int i = 0; i < splits; ++i) largest = fmaxf(largest, stats[i].x);
-  float denominator = 0;
+#pragma unroll 8
+  for (int i = 0; i < splits; ++i) largest = fmaxf(largest, stats[i * args.num_heads].x);
+  float denominator = exp2f(args.sink[head] * kLog2E - largest);
   float4 sum{};
-  for (int i = 0; i < splits; ++i) {
-    if (stats[i].y == 0) continue;
-    const float factor = exp2f(stats[i].x - largest);
-    denominator = fmaf(factor, stats[i].y, denominator);
-    const float4 part = *reinterpret_cast<const float4*>(
-        partial.sums + (out_row * splits + i) * Tile::kDims + 4 * threadIdx.x);
-    sum.x = fmaf(factor, part.x, sum.x);
-    sum.y = fmaf(factor, part.y, sum.y);
-    sum.z = fmaf(factor, part.z, sum.z);
-    sum.w = fmaf(factor, part.w, sum.w);
+  for (int first = 0; first < splits; first += kAtOnce) {
+    float2 stat[kAtOnce];
+    float4 part[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      stat[i] = first + i < splits ? stats[(first + i) * args.num_heads] : float2{};
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      part[i] = float4{};
+      if (stat[i].y != 0) {
+        part[i] = *reinterpret_cast<const float4*>(
+            sums + (first + i) * args.num_heads * Tile::kDims + 4 * threadIdx.x);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (stat[i].y == 0) continue;
+      const float factor = exp2f(stat[i].x - largest);
+      denominator = fmaf(factor, stat[i].y, denominator);
+      sum.x = fmaf(factor, part[i].x, sum.x);
+      sum.y = fmaf(factor, part[i].y, sum.y);
+      sum.z = fmaf(factor, part[i].z, sum.z);
+      sum.w = fmaf(factor, part[i].w, sum.w);
+    }
   }
-  denominator += exp2f(args.sink[out_row % args.num_heads] * kLog2E - largest);
   const float inverse = 1.0f / denominator;
   uint32_t rounded[2] = {PackBf16(sum.x * inverse, sum.y * inverse),
                          PackBf16(sum.z * inverse, sum.w * inverse)};
@@ -441,28 +548,40 @@ __global__ void JoinSplitsKernel(const __grid_constant__ SparseAttentionArgs arg
   for (int i = 0; i < 2; ++i) {
     const int dim = 4 * threadIdx.x + 2 * i;
     if (dim < rope_first) continue;
-    const float2 angle = RopeAngle(args.positions[out_row / args.num_heads],
-                                   args.freqs[(dim - rope_first) / 2]);
+    const float2 angle = RopeAngle(args.positions[token], args.freqs[(dim - rope_first) / 2]);
     const float2 pair = RotateBack(Bf16ToFloat(static_cast<uint16_t>(rounded[i])),
                                    Bf16ToFloat(static_cast<uint16_t>(rounded[i] >> 16)), angle);
     rounded[i] = PackBf16(pair.x, pair.y);
   }
-  *reinterpret_cast<uint2*>(args.out + out_row * Tile::kDims + 4 * threadIdx.x) = {rounded[0],
-                                                                                   rounded[1]};
+  *reinterpret_cast<uint2*>(args.out + int64_t{blockIdx.x} * Tile::kDims + 4 * threadIdx.x) = {
+      rounded[0], rounded[1]};
 }
 
-void LaunchJoin(const SparseAttentionArgs& args, int splits, cudaStream_t stream) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  const cudaLaunchConfig_t config = {
-      .gridDim = dim3(static_cast<unsigned>(args.num_tokens * args.num_heads)),
-      .blockDim = dim3(Tile::kDims / 4),
-      .dynamicSmemBytes = 0,
-      .stream = stream,
-      .attrs = &attribute,
-      .numAttrs = 1};
-  CUDA_CHECK(cudaLaunchKernelEx(&config, JoinSplitsKernel, args, splits));
+// [planes, H, 512] in device memory, boxes of 128 bytes x 64 heads.
+CUtensorMap MakeHeadMap(const void* data, CUtensorMapDataType type, int64_t element_bytes,
+                        int64_t num_heads, int64_t planes) {
+  const uint64_t row_bytes = static_cast<uint64_t>(Tile::kDims * element_bytes);
+  return MakeTensorMap({.data = data,
+                        .type = type,
+                        .rank = 3,
+                        .size = {Tile::kDims, static_cast<uint64_t>(num_heads),
+                                 static_cast<uint64_t>(planes)},
+                        .stride = {row_bytes, row_bytes * static_cast<uint64_t>(num_heads)},
+                        .box = {static_cast<uint32_t>(128 / element_bytes), Tile::kHeads, 1},
+                        .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
+}
+
+AttentionMaps MakeMaps(const SparseAttentionArgs& args, int splits) {
+  constexpr auto kBf16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  AttentionMaps maps = {
+      .query = MakeHeadMap(args.q, kBf16, 2, args.num_heads, args.num_tokens),
+      .out = MakeHeadMap(args.out, kBf16, 2, args.num_heads, args.num_tokens),
+      .sums = {}};
+  if (splits > 1) {
+    maps.sums = MakeHeadMap(args.scratch, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, args.num_heads,
+                            args.num_tokens * splits);
+  }
+  return maps;
 }
 
 }  // namespace
@@ -489,22 +608,21 @@ void LaunchSparseAttention(const SparseAttentionArgs& args, const SparseAttentio
   constexpr double kLog2E = 1.4426950408889634;
   constexpr double kRootDims = 22.627416997969522;  // 512^1/2
   constexpr int kSharedBytes = static_cast<int>(sizeof(AttentionShared));
-  const AttentionMaps maps = {MakeTensorMap(
-      {.data = args.q,
-       .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-       .rank = 2,
-       .size = {Tile::kDims, static_cast<uint64_t>(args.num_tokens * args.num_heads)},
-       .stride = {Tile::kDims * 2},
-       .box = {64, Tile::kHeads},
-       .swizzle = CU_TENSOR_MAP_SWIZZLE_128B})};
   CUDA_CHECK(cudaFuncSetAttribute(SparseAttentionKernel,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  RequireArgument(args.k <= kMaxTopK, "LaunchSparseAttention", "k exceeds 1024", args.k);
   const int64_t head_groups = (args.num_heads + Tile::kHeads - 1) / Tile::kHeads;
-  const dim3 grid(static_cast<unsigned>(args.num_tokens * head_groups * tile.split.splits));
-  SparseAttentionKernel<<<grid, Tile::kThreads, kSharedBytes, stream>>>(
-      args, tile, maps, static_cast<float>(kLog2E / kRootDims));
-  CUDA_CHECK(cudaGetLastError());
-  if (tile.split.splits > 1) LaunchJoin(args, tile.split.splits, stream);
+  LaunchOverlapped(SparseAttentionKernel,
+                   {.blocks = args.num_tokens * head_groups * tile.split.splits,
+                    .threads = Tile::kThreads,
+                    .shared_bytes = kSharedBytes},
+                   stream, args, tile, MakeMaps(args, tile.split.splits),
+                   static_cast<float>(kLog2E / kRootDims));
+  if (tile.split.splits > 1) {
+    LaunchOverlapped(JoinSplitsKernel,
+                     {.blocks = args.num_tokens * args.num_heads, .threads = Tile::kDims / 4},
+                     stream, args, tile.split.splits);
+  }
 }
 
 }  // namespace lodestone::cuda

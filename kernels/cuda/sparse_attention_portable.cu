@@ -30,6 +30,25 @@ __device__ float ElementOf(const SparseAttentionArgs& args, const KeyRow& row, i
                        static_cast<int>(args.head_dim), static_cast<int>(args.rope_dims), dim);
 }
 
+// Entries the token attends to under ratio 4. By all threads of the block.
+__device__ int CountEntries(const SparseAttentionArgs& args, int64_t token) {
+  int count = 0;
+  for (int64_t first = 0; first < args.k; first += kThreads) {
+    const int64_t at = first + threadIdx.x;
+    count += __syncthreads_count(at < args.k && args.top_entries[token * args.k + at] >= 0);
+  }
+  return count;
+}
+
+// Key `index` of the token.
+__device__ KeyRow FindRow(const SparseAttentionArgs& args, const TokenKeys& keys, int64_t token,
+                          int index) {
+  if (index < keys.num_window) return FindWindowRow(args, keys, index);
+  const int listed = index - keys.num_window;
+  return FindEntryRow(args, keys,
+                      args.ratio == 4 ? args.top_entries[token * args.k + listed] : listed);
+}
+
 // shared.scores of `count` keys.
 __device__ void ScoreKeys(const SparseAttentionArgs& args, int count, float scale,
                           PortableShared& shared) {
@@ -72,7 +91,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ PortableShared shared;
   const int64_t token = blockIdx.x / args.num_heads;
   const int64_t head = blockIdx.x % args.num_heads;
-  const TokenKeys keys = FindKeys(args, token);
+  TokenKeys keys = FindKeys(args, token);
+  if (args.ratio == 4) keys.num_entries = CountEntries(args, token);
   for (int dim = threadIdx.x; dim < args.head_dim; dim += kThreads) {
     shared.query[dim] = Bf16ToFloat(args.q[(token * args.num_heads + head) * args.head_dim + dim]);
   }
@@ -83,8 +103,7 @@ __global__ void __launch_bounds__(kThreads)
     const int count = min(kAttentionKeys, keys.size() - first);
     __syncthreads();
     if (threadIdx.x < count) {
-      shared.rows[threadIdx.x] =
-          FindKeyRow(args, keys, token, first + static_cast<int>(threadIdx.x));
+      shared.rows[threadIdx.x] = FindRow(args, keys, token, first + static_cast<int>(threadIdx.x));
     }
     __syncthreads();
     ScoreKeys(args, count, scale, shared);

@@ -2,10 +2,12 @@
 //
 // One cluster of 1, 2, 4 or 8 thread blocks a row; the row is read once and stays in registers as
 // keys whose unsigned order is the order of the scores. Then
-//   1. every block finds a lower bound of the row's k-th key: at least k maxima of its small groups
-//      reach it. The largest bound of the cluster holds for the row;
+//   1. every block counts maxima of its small groups and finds a key that k of them reach, and one
+//      that k / cluster reach. The largest of the first kind, and the smallest of the second, are
+//      lower bounds of the row's k-th key;
 //   2. the keys that reach the bound (about k, whatever the width) go to the first block, which finds
-//      the k-th exactly: a histogram over their range, then a rank in the one bin that holds it;
+//      the k-th exactly: a histogram over their range, then a rank in the one bin that holds it.
+//      A short row does this on all its keys, without step 1;
 //   3. every block marks the chosen in a bitmap, counts, and writes them in ascending order. Keys
 //      equal to the k-th are taken from the lowest entry on.
 // Rows where too many keys reach the bound (most equal, say) take a bisection by counting instead of
@@ -16,6 +18,8 @@
 #include <cooperative_groups.h>
 
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/launchers.h"
 
 namespace lodestone::cuda {
@@ -27,6 +31,7 @@ constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 2 * kThreads;
 constexpr int kMaxSurvivors = 16384;
+constexpr int kMaxDirect = 8;  // keys per thread of a row that is selected from directly
 constexpr int kMaxCluster = 8;
 constexpr uint32_t kMissing = 0;   // no entry; below the key of every score
 constexpr uint32_t kNanKey = 1;
@@ -48,7 +53,9 @@ struct TopKShared {
   int num_ranked;
   uint32_t bin;           // results of FindBin
   uint32_t above_bin;
-  uint32_t bound;         // lower bound of this block
+  uint32_t share_bin;
+  uint32_t bound;         // k keys of this block reach it
+  uint32_t share_bound;   // k / cluster keys of this block reach it
   uint32_t kth;           // first block: the k-th key of the row
   Counts counts;          // of this block's part
   int count_of_row;       // first block: bisection
@@ -118,31 +125,31 @@ __device__ int BinShift(uint32_t width) {
   return max(bits - (31 - __clz(kBins)), 0);
 }
 
-// The bin that holds the k-th largest of what was counted, and how many lie above it.
-// REQUIRES: at least k were counted.
-__device__ void FindBin(uint32_t k, TopKShared& shared) {
+// The bins that hold the k-th and the share-th largest of what was counted, and how many lie above the
+// first. REQUIRES: at least k were counted; share <= k.
+__device__ void FindBin(uint32_t k, uint32_t share, TopKShared& shared) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const uint32_t high_bin = kBins - 1 - 2 * threadIdx.x;  // this thread's two, from the top
-  const uint32_t first = shared.bins[high_bin];
-  const uint32_t second = shared.bins[high_bin - 1];
-  uint32_t inclusive = first + second;
+  const uint2 two = *reinterpret_cast<const uint2*>(&shared.bins[high_bin - 1]);
+  const uint32_t counts[2] = {two.y, two.x};
+  uint32_t inclusive = two.x + two.y;
   for (int offset = 1; offset < 32; offset *= 2) {
     const uint32_t before = __shfl_up_sync(~0u, inclusive, offset);
     if (lane >= offset) inclusive += before;
   }
   if (lane == 31) shared.warp_values[warp] = inclusive;
   __syncthreads();
-  uint32_t warps_before = __reduce_add_sync(~0u, lane < warp ? shared.warp_values[lane] : 0);
-  uint32_t above = warps_before + inclusive - first - second;
-  if (above < k && above + first >= k) {
-    shared.bin = high_bin;
-    shared.above_bin = above;
-  }
-  above += first;
-  if (above < k && above + second >= k) {
-    shared.bin = high_bin - 1;
-    shared.above_bin = above;
+  uint32_t above = __reduce_add_sync(~0u, lane < warp ? shared.warp_values[lane] : 0) + inclusive -
+                   two.x - two.y;
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    if (above < k && above + counts[i] >= k) {
+      shared.bin = high_bin - i;
+      shared.above_bin = above;
+    }
+    if (above < share && above + counts[i] >= share) shared.share_bin = high_bin - i;
+    above += counts[i];
   }
   __syncthreads();
 }
@@ -152,10 +159,11 @@ __device__ void ClearBins(TopKShared& shared) {
   shared.bins[threadIdx.x + kThreads] = 0;
 }
 
-// A key that at least k of this block's keys reach, as large as is cheap to find; kMissing if the
-// block has too few. Counts maxima of groups of keys.
+// shared.bound and share_bound: keys that at least k and `share` of this block's keys reach, as large
+// as is cheap to find; kMissing if the block has too few. Counts maxima of groups of keys.
 template <int kPerThread>
-__device__ uint32_t LowerBound(const uint32_t (&keys)[kPerThread], uint32_t k, TopKShared& shared) {
+__device__ void FindBounds(const uint32_t (&keys)[kPerThread], uint32_t k, uint32_t share,
+                           TopKShared& shared) {
   constexpr int kGroup = kPerThread >= 16 ? 8 : kPerThread / 2;
   constexpr int kGroups = kPerThread / kGroup;
   uint32_t maxima[kGroups];
@@ -177,8 +185,11 @@ __device__ uint32_t LowerBound(const uint32_t (&keys)[kPerThread], uint32_t k, T
     atomicAdd(&shared.bins[(maxima[i] - range.low) >> shift], 1u);
   }
   __syncthreads();
-  FindBin(k, shared);
-  return range.low + (shared.bin << shift);
+  FindBin(k, share, shared);
+  if (threadIdx.x == 0) {
+    shared.bound = range.low + (shared.bin << shift);
+    shared.share_bound = range.low + (shared.share_bin << shift);
+  }
 }
 
 // Copies the keys that reach `bound` to the first block of the cluster; num_survivors may exceed
@@ -212,7 +223,7 @@ __device__ void RankFew(uint32_t k, TopKShared& shared) {
   const uint32_t key = lane < shared.num_ranked ? shared.ranked[lane] : kMissing;
   uint32_t above = 0;
   uint32_t reaching = 0;
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < shared.num_ranked; ++i) {
     const uint32_t other = __shfl_sync(~0u, key, i);
     above += other > key;
     reaching += other >= key;
@@ -220,48 +231,67 @@ __device__ void RankFew(uint32_t k, TopKShared& shared) {
   if (key != kMissing && above < k && reaching >= k) shared.kth = key;
 }
 
-// shared.kth = the k-th largest survivor. By the whole first block.
-__device__ void SelectSurvivor(uint32_t k, TopKShared& shared) {
-  const int count = shared.num_survivors;
+// Keys to select from: this thread's share of the survivors, or its own keys.
+struct Survivors {
+  const TopKShared& shared;
+  template <typename F>
+  __device__ void ForEach(const F& f) const {
+    for (int i = threadIdx.x; i < shared.num_survivors; i += kThreads) f(shared.survivors[i]);
+  }
+};
+template <int kPerThread>
+struct OwnKeys {
+  const uint32_t (&keys)[kPerThread];
+  template <typename F>
+  __device__ void ForEach(const F& f) const {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if (keys[i] != kMissing) f(keys[i]);
+    }
+  }
+};
+
+// shared.kth = the k-th largest of all threads' keys. By a whole block.
+template <typename Keys>
+__device__ void SelectKth(const Keys& keys, uint32_t k, TopKShared& shared) {
   uint32_t low = ~0u;
   uint32_t high = 0;
-  for (int i = threadIdx.x; i < count; i += kThreads) {
-    low = min(low, shared.survivors[i]);
-    high = max(high, shared.survivors[i]);
-  }
+  keys.ForEach([&](uint32_t key) {
+    low = min(low, key);
+    high = max(high, key);
+  });
+  ClearBins(shared);
   Range range = BlockRange(low, high, shared);
   while (true) {  // at most three times: each round drops 11 bits
     const int shift = BinShift(range.high - range.low);
-    ClearBins(shared);
     if (threadIdx.x == 0) shared.num_ranked = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; i < count; i += kThreads) {
-      const uint32_t key = shared.survivors[i];
+    keys.ForEach([&](uint32_t key) {
       if (key >= range.low && key <= range.high) {
         atomicAdd(&shared.bins[(key - range.low) >> shift], 1u);
       }
-    }
+    });
     __syncthreads();
-    FindBin(k, shared);
+    FindBin(k, 1, shared);
     const uint32_t in_bin = shared.bins[shared.bin];
     const uint32_t bin_low = range.low + (shared.bin << shift);
     const uint32_t bin_high = bin_low + min((1u << shift) - 1, range.high - bin_low);
     k -= shared.above_bin;
-    __syncthreads();
     if (shift == 0) {
       if (threadIdx.x == 0) shared.kth = bin_low;
       break;
     }
     if (in_bin <= 32) {
-      for (int i = threadIdx.x; i < count; i += kThreads) {
-        const uint32_t key = shared.survivors[i];
+      keys.ForEach([&](uint32_t key) {
         if (key >= bin_low && key <= bin_high) shared.ranked[atomicAdd(&shared.num_ranked, 1)] = key;
-      }
+      });
       __syncthreads();
       if (threadIdx.x < 32) RankFew(k, shared);
       break;
     }
     range = {bin_low, bin_high};
+    __syncthreads();
+    ClearBins(shared);
+    __syncthreads();
   }
   __syncthreads();
 }
@@ -304,26 +334,21 @@ __device__ void MarkChosen(const uint32_t (&keys)[kPerThread], uint32_t kth, Top
 __device__ Counts CountBefore(Counts mine, TopKShared& shared) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  Counts inclusive = mine;
+  // Fewer than k <= 1,024 lie above, at most 32,768 are equal: both fit one word.
+  const uint32_t packed = static_cast<uint32_t>(mine.above) << 16 | static_cast<uint32_t>(mine.equal);
+  uint32_t inclusive = packed;
   for (int offset = 1; offset < 32; offset *= 2) {
-    const int above = __shfl_up_sync(~0u, inclusive.above, offset);
-    const int equal = __shfl_up_sync(~0u, inclusive.equal, offset);
-    if (lane >= offset) {
-      inclusive.above += above;
-      inclusive.equal += equal;
-    }
+    const uint32_t before = __shfl_up_sync(~0u, inclusive, offset);
+    if (lane >= offset) inclusive += before;
   }
-  if (lane == 31) {
-    shared.warp_values[warp] = inclusive.above;
-    shared.warp_more[warp] = inclusive.equal;
-  }
+  if (lane == 31) shared.warp_values[warp] = inclusive;
   __syncthreads();
-  const int above = __reduce_add_sync(~0u, lane < warp ? shared.warp_values[lane] : 0);
-  const int equal = __reduce_add_sync(~0u, lane < warp ? shared.warp_more[lane] : 0);
-  if (threadIdx.x == kThreads - 1) {
-    shared.counts = {above + inclusive.above, equal + inclusive.equal};
-  }
-  return {above + inclusive.above - mine.above, equal + inclusive.equal - mine.equal};
+  const uint32_t warps_before = __reduce_add_sync(~0u, lane < warp ? shared.warp_values[lane] : 0);
+  const auto unpack = [](uint32_t both) {
+    return Counts{static_cast<int>(both >> 16), static_cast<int>(both & 0xffffu)};
+  };
+  if (threadIdx.x == kThreads - 1) shared.counts = unpack(warps_before + inclusive);
+  return unpack(warps_before + inclusive - packed);
 }
 
 // Writes the chosen of this thread's 32 entries. `before`: of the row, before these entries; `take`:
@@ -344,6 +369,29 @@ __device__ void StoreAll(int32_t* out, int visible, int k) {
   for (int i = threadIdx.x; i < k; i += kThreads) out[i] = i < visible ? i : -1;
 }
 
+// The k-th largest key of a row spread over a cluster.
+template <int kPerThread>
+__device__ uint32_t FindKthOfRow(const uint32_t (&keys)[kPerThread], uint32_t k,
+                                 cg::cluster_group& cluster, TopKShared& shared) {
+  const uint32_t num_blocks = cluster.num_blocks();
+  TopKShared& first_block = *cluster.map_shared_rank(&shared, 0);
+  FindBounds(keys, k, (k + num_blocks - 1) / num_blocks, shared);
+  SyncRow(cluster);
+  uint32_t bound = kNanKey;
+  uint32_t share_bound = ~0u;
+  for (uint32_t i = 0; i < num_blocks; ++i) {
+    const TopKShared& block = *cluster.map_shared_rank(&shared, i);
+    bound = max(bound, block.bound);
+    share_bound = min(share_bound, block.share_bound);
+  }
+  SendSurvivors(keys, max(bound, share_bound), first_block);
+  SyncRow(cluster);
+  if (first_block.num_survivors > kMaxSurvivors) return BisectRow(keys, k, cluster, first_block);
+  if (cluster.block_rank() == 0) SelectKth(Survivors{shared}, k, shared);
+  SyncRow(cluster);
+  return first_block.kth;
+}
+
 template <int kPerThread>
 __global__ void __launch_bounds__(kThreads, 1)
     TopKKernel(const __grid_constant__ TopKArgs args) {
@@ -351,40 +399,30 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(16) uint8_t smem[];
   auto& shared = *reinterpret_cast<TopKShared*>(smem);
   cg::cluster_group cluster = cg::this_cluster();
-  TopKShared& first_block = *cluster.map_shared_rank(&shared, 0);
   const int rank = static_cast<int>(cluster.block_rank());
   const int num_blocks = static_cast<int>(cluster.num_blocks());
+  shared.above[threadIdx.x] = 0;
+  shared.equal[threadIdx.x] = 0;
+  if (threadIdx.x == 0) shared.num_survivors = 0;
+  WaitForPreviousKernel();
+  AllowNextKernel();
+
   const int64_t row = blockIdx.x / num_blocks;
-  const int visible = args.num_visible[row];
-  const uint32_t k = static_cast<uint32_t>(args.k);
+  const int first = rank * kThreads * kPerThread;
   int32_t* const out = args.top_entries + row * args.k;
+  const int visible = args.num_visible[row];
   if (visible <= args.k) {  // the same for the whole cluster
     if (rank == 0) StoreAll(out, visible, args.k);
     return;
   }
   uint32_t keys[kPerThread];
-  const int first = rank * kThreads * kPerThread;
   LoadKeys(args, row, first, visible, keys);
-  shared.above[threadIdx.x] = 0;
-  shared.equal[threadIdx.x] = 0;
-  if (threadIdx.x == 0) shared.num_survivors = 0;
-
-  uint32_t bound = LowerBound(keys, k, shared);
-  if (threadIdx.x == 0) shared.bound = bound;
-  SyncRow(cluster);
-  for (int i = 0; i < num_blocks; ++i) {
-    bound = max(bound, cluster.map_shared_rank(&shared, i)->bound);
-  }
-  SendSurvivors(keys, max(bound, kNanKey), first_block);
-  SyncRow(cluster);
-
   uint32_t kth;
-  if (first_block.num_survivors <= kMaxSurvivors) {
-    if (rank == 0) SelectSurvivor(k, shared);
-    SyncRow(cluster);
-    kth = first_block.kth;
+  if (kPerThread <= kMaxDirect && num_blocks == 1) {
+    SelectKth(OwnKeys<kPerThread>{keys}, static_cast<uint32_t>(args.k), shared);
+    kth = shared.kth;
   } else {
-    kth = BisectRow(keys, k, cluster, first_block);
+    kth = FindKthOfRow(keys, static_cast<uint32_t>(args.k), cluster, shared);
   }
 
   MarkChosen(keys, kth, shared);
@@ -411,20 +449,15 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <int kPerThread>
 void LaunchTile(const TopKArgs& args, int cluster, cudaStream_t stream) {
   const auto kernel = TopKKernel<kPerThread>;
-  constexpr size_t kSharedBytes = sizeof(TopKShared);
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(kSharedBytes)));
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  const cudaLaunchConfig_t config = {
-      .gridDim = dim3(static_cast<unsigned>(args.num_rows * cluster)),
-      .blockDim = dim3(kThreads),
-      .dynamicSmemBytes = kSharedBytes,
-      .stream = stream,
-      .attrs = &attribute,
-      .numAttrs = 1};
-  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args));
+  constexpr int kSharedBytes = static_cast<int>(sizeof(TopKShared));
+  CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  LaunchOverlapped(kernel,
+                   {.blocks = args.num_rows * cluster,
+                    .threads = kThreads,
+                    .shared_bytes = kSharedBytes,
+                    .cluster = cluster},
+                   stream, args);
 }
 
 }  // namespace

@@ -71,6 +71,21 @@ __device__ inline void CopyBox3(void* shared, const CUtensorMap* map, uint64_t* 
       : "memory");
 }
 
+// cp.async.bulk.tensor.3d to global memory: one box; what lies outside the array is not written.
+__device__ inline void StoreBox3(const CUtensorMap* map, const void* shared, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(SharedAddress(shared)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+// cp.async.bulk.commit_group, wait_group (9.7.9.25.6): this thread's stores so far are complete.
+__device__ inline void WaitForStores() {
+  asm volatile(
+      "cp.async.bulk.commit_group;\n"
+      "cp.async.bulk.wait_group 0;" ::
+          : "memory");
+}
+
 // cp.async.bulk (9.7.9.25.4.1): contiguous bytes; all three arguments are multiples of 16.
 __device__ inline void CopyBulk(void* shared, const void* global, uint32_t bytes,
                                 uint64_t* barrier) {

@@ -32,8 +32,9 @@ __device__ inline uint32_t MultiplyBf16x2(uint32_t a, uint32_t b) {
 
 // 2^(code - 127) in both halves; 0 is the subnormal 2^-127.
 __device__ inline uint32_t E8m0ToBf16x2(uint32_t code) {
-  const uint32_t bits = code == 0 ? 0x40u : code == 255 ? 0x7fc0u : code << 7;
-  return bits | (bits << 16);
+  constexpr uint32_t kBothHalves = 0x10001u;
+  if (code - 1 < 254) return code * (kBothHalves << 7);
+  return kBothHalves * (code == 0 ? 0x40u : 0x7fc0u);
 }
 
 __device__ inline float E8m0ToFloat(uint32_t code) {
