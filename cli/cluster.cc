@@ -98,14 +98,13 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterOptions options, 
 }
 
 absl::Status Cluster::StartRouter() {
-  Member router{.name = "router",
-                .argv = {options_.bin_dir + "/lodestone-router", "--http-port",
-                         std::to_string(options_.http_port), "--grpc-port", "0", "--metrics-port",
-                         "0"},
-                .log_path = PathOf("router.log"),
-                .out_path = PathOf("router.out")};
-  router.argv.insert(router.argv.end(), options_.router_flags.begin(),
-                     options_.router_flags.end());
+  Member router{
+      .name = "router",
+      .argv = {options_.bin_dir + "/lodestone-router", "--http-port",
+               std::to_string(options_.http_port), "--grpc-port", "0", "--metrics-port", "0"},
+      .log_path = PathOf("router.log"),
+      .out_path = PathOf("router.out")};
+  router.argv.insert(router.argv.end(), options_.router_flags.begin(), options_.router_flags.end());
   members_.push_back(std::move(router));
   Member& member = members_.front();
   RETURN_IF_ERROR(Launch(member));
@@ -174,7 +173,8 @@ absl::Status Cluster::WaitUntilReady(const std::function<bool()>& cancelled) {
   }
   return absl::DeadlineExceededError(
       "the cluster is not ready after " +
-      std::to_string(std::chrono::duration_cast<std::chrono::seconds>(options_.ready_timeout).count()) +
+      std::to_string(
+          std::chrono::duration_cast<std::chrono::seconds>(options_.ready_timeout).count()) +
       " s; /readyz says: " + state.substr(0, 500));
 }
 

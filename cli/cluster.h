@@ -42,13 +42,13 @@ struct ClusterPorts {
 
 // One process of the cluster.
 struct Member {
-  std::string name;                // "router", "prefill-0", "decode-1"
-  std::vector<std::string> argv;   // as it would be started again
-  std::string log_path;            // its stderr
-  std::string out_path;            // its stdout: the line with the ports
+  std::string name;               // "router", "prefill-0", "decode-1"
+  std::vector<std::string> argv;  // as it would be started again
+  std::string log_path;           // its stderr
+  std::string out_path;           // its stdout: the line with the ports
   std::optional<ChildProcess> process = {};
   std::optional<ClusterPorts> ports = {};  // once it listens
-  int short_lives = 0;  // deaths right after the start, in a row
+  int short_lives = 0;                     // deaths right after the start, in a row
   // Of the running process; of a dead one: when it is due to be started again.
   std::chrono::steady_clock::time_point started_at = {};
 };
@@ -84,9 +84,7 @@ class Cluster {
   const std::vector<Member>& members() const { return members_; }
   const ClusterPorts& router_ports() const { return *members_.front().ports; }
   std::string url() const { return "http://127.0.0.1:" + std::to_string(router_ports().http); }
-  std::string grpc_address() const {
-    return "127.0.0.1:" + std::to_string(router_ports().grpc);
-  }
+  std::string grpc_address() const { return "127.0.0.1:" + std::to_string(router_ports().grpc); }
 
  private:
   Cluster(ClusterOptions options, Report note, Report update);

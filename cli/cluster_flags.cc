@@ -39,9 +39,9 @@ ClusterOptions ClusterFlags::ToClusterOptions() const {
   options.num_decode = static_cast<int>(num_decode);
   options.run_dir = run_dir;
   if (run_dir.empty()) {
-    options.run_dir = (std::filesystem::temp_directory_path() /
-                       ("lodestone-" + std::to_string(getpid())))
-                          .string();
+    options.run_dir =
+        (std::filesystem::temp_directory_path() / ("lodestone-" + std::to_string(getpid())))
+            .string();
   }
   std::vector<std::string> worker = {"--model", model};
   Add(&worker, "--overlay", overlay);

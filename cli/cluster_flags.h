@@ -44,8 +44,8 @@ struct ClusterFlags {
     visit(max_sequences, "max-sequences", "most requests at once on a worker", "Workers");
     visit(max_context, "max-context", "most tokens of one request", "Workers");
     visit(chunk_tokens, "chunk-tokens", "prompt tokens of one prefill step", "Workers");
-    visit(router_flags, "router-flag", "any other flag of the router: --router-flag=--max-running=4",
-          "Workers");
+    visit(router_flags, "router-flag",
+          "any other flag of the router: --router-flag=--max-running=4", "Workers");
     visit(prefill_flags, "prefill-flag", "any other flag of the prefill workers", "Workers");
     visit(decode_flags, "decode-flag", "any other flag of the decode workers", "Workers");
   }

@@ -14,8 +14,8 @@ constexpr int kMaxReplyBytes = 64 << 20;
 std::unique_ptr<v1::InferenceService::Stub> MakeStub(const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
-  // A channel of its own for each client: a cluster that was started again at the same port must not
-  // be met through the old one's connection.
+  // A channel of its own for each client: a cluster that was started again at the same port must
+  // not be met through the old one's connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return v1::InferenceService::NewStub(
       grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
@@ -63,8 +63,7 @@ absl::StatusOr<ClusterAnswer> GenerateClient::Generate(const GenerateInput& inpu
   const grpc::Status status = reader->Finish();
   if (!wanted) return absl::CancelledError("cancelled by the client");
   if (!status.ok()) {
-    return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                        status.error_message());
+    return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   }
   if (answer.output.finish == FinishReason::kNone) {
     return absl::DataLossError("the stream ended without a finish reason after " +

@@ -27,8 +27,8 @@ class GenerateClient {
 
   // Called for each token; false cancels the call.
   using OnToken = std::function<bool(const GeneratedToken&)>;
-  // CANCELLED: on_token said so. Other errors are the router's. A stop token that ends the answer is
-  // not delivered.
+  // CANCELLED: on_token said so. Other errors are the router's. A stop token that ends the answer
+  // is not delivered.
   absl::StatusOr<ClusterAnswer> Generate(const GenerateInput& input,
                                          std::chrono::milliseconds timeout,
                                          const OnToken& on_token = {}) const;

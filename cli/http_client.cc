@@ -145,7 +145,8 @@ absl::StatusOr<HttpUrl> ParseHttpUrl(std::string_view text) {
   constexpr std::string_view kScheme = "http://";
   const std::string whole(text);
   if (!text.starts_with(kScheme)) {
-    return absl::InvalidArgumentError("\"" + whole + "\" is not a URL of the form http://host:port");
+    return absl::InvalidArgumentError("\"" + whole +
+                                      "\" is not a URL of the form http://host:port");
   }
   text.remove_prefix(kScheme.size());
   HttpUrl url;
@@ -165,7 +166,8 @@ absl::StatusOr<HttpUrl> ParseHttpUrl(std::string_view text) {
   const bool digits =
       !url.port.empty() && url.port.find_first_not_of("0123456789") == std::string::npos;
   if (url.host.empty() || !digits || url.port.size() > 5) {
-    return absl::InvalidArgumentError("\"" + whole + "\" is not a URL of the form http://host:port");
+    return absl::InvalidArgumentError("\"" + whole +
+                                      "\" is not a URL of the form http://host:port");
   }
   return url;
 }
@@ -180,8 +182,8 @@ absl::StatusOr<HttpReply> HttpClient::Run(const std::string& method, const std::
                      url_.port + "\r\nConnection: close\r\nUser-Agent: lodestone\r\n";
   if (!api_key_.empty()) head += "Authorization: Bearer " + api_key_ + "\r\n";
   if (method == "POST") {
-    head += "Content-Type: application/json\r\nContent-Length: " + std::to_string(json.size()) +
-            "\r\n";
+    head +=
+        "Content-Type: application/json\r\nContent-Length: " + std::to_string(json.size()) + "\r\n";
   }
   RETURN_IF_ERROR(connection->Write(head + "\r\n" + json));
 

@@ -32,16 +32,24 @@ void AddFacts(const ModelConfig& model, std::string* text) {
   int counts[3] = {};
   for (const int64_t ratio : model.compress_ratios) ++counts[ratio == 0 ? 0 : ratio == 4 ? 1 : 2];
   const auto number = [](int64_t value) { return std::to_string(value); };
-  AddFact("layers", number(model.num_layers) + ": " + number(counts[0]) + " window, " +
-                        number(counts[1]) + " indexed, " + number(counts[2]) + " dense", text);
+  AddFact("layers",
+          number(model.num_layers) + ": " + number(counts[0]) + " window, " + number(counts[1]) +
+              " indexed, " + number(counts[2]) + " dense",
+          text);
   AddFact("hidden size", number(model.hidden_size), text);
-  AddFact("heads", number(model.num_heads) + " of " + number(model.head_dim) + " dims, " +
-                       number(model.rope_dims) + " rotary", text);
+  AddFact("heads",
+          number(model.num_heads) + " of " + number(model.head_dim) + " dims, " +
+              number(model.rope_dims) + " rotary",
+          text);
   AddFact("window", number(model.window) + " tokens", text);
-  AddFact("indexer", number(model.index_heads) + " heads of " + number(model.index_head_dim) +
-                         " dims, top " + number(model.index_top_k), text);
-  AddFact("experts", number(model.num_experts) + ", " + number(model.experts_per_token) +
-                         " per token, width " + number(model.expert_width), text);
+  AddFact("indexer",
+          number(model.index_heads) + " heads of " + number(model.index_head_dim) + " dims, top " +
+              number(model.index_top_k),
+          text);
+  AddFact("experts",
+          number(model.num_experts) + ", " + number(model.experts_per_token) +
+              " per token, width " + number(model.expert_width),
+          text);
   AddFact("residual streams", number(model.num_streams), text);
   AddFact("vocabulary", number(model.vocab_size), text);
   AddFact("context", number(model.max_context_tokens) + " tokens", text);
@@ -57,8 +65,8 @@ void AddTotals(const std::vector<Checkpoint::Entry>& entries, std::string* text)
   std::map<std::string, Total> by_dtype, by_file;
   Total all;
   for (const Checkpoint::Entry& entry : entries) {
-    for (Total* total : {&by_dtype[std::string(Name(entry.tensor.dtype))],
-                         &by_file[FileName(entry.file)], &all}) {
+    for (Total* total :
+         {&by_dtype[std::string(Name(entry.tensor.dtype))], &by_file[FileName(entry.file)], &all}) {
       ++total->tensors;
       total->parameters += entry.tensor.num_elements();
       total->bytes += entry.tensor.num_bytes();

@@ -29,18 +29,20 @@ constexpr Command kCommands[] = {
 };
 
 void PrintHelp(std::FILE* out) {
-  std::fprintf(out, "lodestone: prefill-decode disaggregated serving of DeepSeek-V4-class models\n\n");
+  std::fprintf(out,
+               "lodestone: prefill-decode disaggregated serving of DeepSeek-V4-class models\n\n");
   for (const Command& command : kCommands) {
     std::fprintf(out, "  lodestone %-8s %s\n", command.name.data(), command.summary.data());
   }
-  std::fprintf(out,
-               "\nA cluster, a question, a sweep:\n"
-               "  lodestone up --model models/needle-tiny --http-port 8080\n"
-               "  lodestone ask \"The secret code for Vera Nolan is ZEBRA-4492-OMEGA.\n"
-               "  What is the secret code for Vera Nolan?\"\n"
-               "  lodestone sweep --tokenizer models/needle-tiny\n"
-               "\nlodestone COMMAND --help shows its settings; each is also an environment variable\n"
-               "(LODESTONE_HTTP_PORT) and a line of a file (--config FILE).\n");
+  std::fprintf(
+      out,
+      "\nA cluster, a question, a sweep:\n"
+      "  lodestone up --model models/needle-tiny --http-port 8080\n"
+      "  lodestone ask \"The secret code for Vera Nolan is ZEBRA-4492-OMEGA.\n"
+      "  What is the secret code for Vera Nolan?\"\n"
+      "  lodestone sweep --tokenizer models/needle-tiny\n"
+      "\nlodestone COMMAND --help shows its settings; each is also an environment variable\n"
+      "(LODESTONE_HTTP_PORT) and a line of a file (--config FILE).\n");
 }
 
 int Main(int argc, const char* const* argv) {

@@ -96,8 +96,7 @@ absl::StatusOr<ChatAnswer> OpenAiClient::Ask(const std::string& model, const std
   const steady_clock::time_point deadline = steady_clock::now() + timeout;
   const std::string body = ChatBody(model, question, max_tokens, false);
   while (true) {
-    const auto left =
-        std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
     ASSIGN_OR_RETURN(const HttpReply reply, http_.Post("/v1/chat/completions", body, left));
     if (reply.status == 200) {
       ASSIGN_OR_RETURN(const json::value value, ParseBody(reply.body));
@@ -115,8 +114,8 @@ absl::StatusOr<ChatAnswer> OpenAiClient::Ask(const std::string& model, const std
 }
 
 absl::StatusOr<ChatAnswer> OpenAiClient::AskStreamed(
-    const std::string& model, const std::string& question, int64_t max_tokens,
-    milliseconds timeout, const std::function<void(std::string_view)>& on_text) const {
+    const std::string& model, const std::string& question, int64_t max_tokens, milliseconds timeout,
+    const std::function<void(std::string_view)>& on_text) const {
   ChatAnswer answer;
   absl::Status failed;
   bool done = false;

@@ -17,7 +17,8 @@ namespace {
 
 constexpr std::string_view kName = "lodestone plan";
 constexpr std::string_view kDescription =
-    "Shows how a worker divides its memory, for every index-key format side by side. It is the code\n"
+    "Shows how a worker divides its memory, for every index-key format side by side. It is the "
+    "code\n"
     "that sizes a running worker; only config.json is read.\n"
     "  lodestone plan --model models/needle-tiny --memory 256MiB --ctx 10500";
 
@@ -82,32 +83,35 @@ void AddPools(const std::vector<Column>& columns, std::string* table) {
       return column.plan.ok() && column.plan->capacity[pool] > 0;
     });
     if (!used) continue;
-    AddRow(std::string(Name(pool)), columns,
-           [&](const MemoryPlan& plan) { return Bytes(plan.capacity[pool]); }, table);
+    AddRow(
+        std::string(Name(pool)), columns,
+        [&](const MemoryPlan& plan) { return Bytes(plan.capacity[pool]); }, table);
   }
-  AddRow("total", columns,
-         [](const MemoryPlan& plan) { return Bytes(plan.capacity.total()); }, table);
+  AddRow(
+      "total", columns, [](const MemoryPlan& plan) { return Bytes(plan.capacity.total()); }, table);
 }
 
 void AddLimits(const PlanConfig& config, const std::vector<Column>& columns, std::string* table) {
-  AddRow("fixed bytes per request", columns,
-         [](const MemoryPlan& plan) { return std::to_string(plan.bytes_per_request_fixed); },
-         table);
-  AddRow("bytes per token", columns,
-         [](const MemoryPlan& plan) {
-           char text[32];
-           std::snprintf(text, sizeof(text), "%.1f", plan.bytes_per_token);
-           return std::string(text);
-         },
-         table);
-  AddRow("largest context, tokens", columns,
-         [](const MemoryPlan& plan) { return std::to_string(plan.largest_context); }, table);
+  AddRow(
+      "fixed bytes per request", columns,
+      [](const MemoryPlan& plan) { return std::to_string(plan.bytes_per_request_fixed); }, table);
+  AddRow(
+      "bytes per token", columns,
+      [](const MemoryPlan& plan) {
+        char text[32];
+        std::snprintf(text, sizeof(text), "%.1f", plan.bytes_per_token);
+        return std::string(text);
+      },
+      table);
+  AddRow(
+      "largest context, tokens", columns,
+      [](const MemoryPlan& plan) { return std::to_string(plan.largest_context); }, table);
   std::vector<int64_t> contexts = {1'024, 10'500, 65'536};
   if (config.context > 0) contexts = {config.context};
   for (const int64_t context : contexts) {
-    AddRow("requests of " + std::to_string(context) + " tokens", columns,
-           [&](const MemoryPlan& plan) { return std::to_string(plan.Concurrency(context)); },
-           table);
+    AddRow(
+        "requests of " + std::to_string(context) + " tokens", columns,
+        [&](const MemoryPlan& plan) { return std::to_string(plan.Concurrency(context)); }, table);
   }
 }
 
@@ -141,8 +145,8 @@ absl::StatusOr<std::string> PlanTable(const PlanConfig& config) {
   AddLimits(config, columns, &table);
   for (const Column& column : columns) {
     if (column.plan.ok()) continue;
-    table += std::string(Name(column.format)) + ": " +
-             std::string(column.plan.status().message()) + "\n";
+    table += std::string(Name(column.format)) + ": " + std::string(column.plan.status().message()) +
+             "\n";
   }
   return table;
 }

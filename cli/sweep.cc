@@ -23,7 +23,8 @@ namespace {
 
 constexpr std::string_view kName = "lodestone sweep";
 constexpr std::string_view kDescription =
-    "Hides one fact in prompts of many lengths, at many depths, and asks for it. Works against any\n"
+    "Hides one fact in prompts of many lengths, at many depths, and asks for it. Works against "
+    "any\n"
     "OpenAI-compatible server.\n"
     "  lodestone sweep --url http://127.0.0.1:8080 --tokenizer models/needle-tiny\n"
     "  lodestone sweep --preset window --repeats 4 --json sweep.json\n"
@@ -42,8 +43,8 @@ absl::StatusOr<std::vector<Plan>> GridPlans(const SweepConfig& config) {
   uint64_t seed = static_cast<uint64_t>(config.seed) * 1'000'003;
   for (const int64_t length : lengths) {
     for (const double depth : depths) {
-      plans.push_back({DepthName(depth),
-                       {.prompt_tokens = length, .depth = depth, .seed = seed++}});
+      plans.push_back(
+          {DepthName(depth), {.prompt_tokens = length, .depth = depth, .seed = seed++}});
     }
   }
   return plans;
@@ -54,7 +55,8 @@ absl::StatusOr<std::vector<Plan>> PlansOf(const SweepConfig& config) {
   std::vector<Plan> plans;
   const auto seed = static_cast<uint64_t>(config.seed);
   if (config.preset == "needle") {
-    for (const NeedleSpec& spec : NeedlePreset(seed)) plans.push_back({DepthName(spec.depth), spec});
+    for (const NeedleSpec& spec : NeedlePreset(seed))
+      plans.push_back({DepthName(spec.depth), spec});
   } else {
     for (WindowProbe& probe : WindowPreset(seed)) plans.push_back({probe.place, probe.spec});
   }
@@ -98,8 +100,7 @@ SweepCell AskOne(const SweepConfig& config, const OpenAiClient& client, const st
   const auto start = std::chrono::steady_clock::now();
   const absl::StatusOr<ChatAnswer> answer =
       client.Ask(model, question.prompt.content, config.max_tokens, config.timeout);
-  cell.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  cell.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!answer.ok()) {
     cell.outcome = NeedleOutcome::kFailed;
     cell.reply = std::string(answer.status().message());
@@ -167,10 +168,10 @@ absl::StatusOr<SweepTable> SweepServer(const SweepConfig& config) {
 
 int Sweep(const SweepConfig& config) {
   if (config.repeats < 1 || config.concurrency < 1 || config.concurrency > 256) {
-    return PrintUsageError(kName, absl::InvalidArgumentError(
-                                      "--repeats is " + std::to_string(config.repeats) +
-                                      " and --concurrency " + std::to_string(config.concurrency) +
-                                      "; at least 1 each, at most 256 at once"));
+    return PrintUsageError(
+        kName, absl::InvalidArgumentError(
+                   "--repeats is " + std::to_string(config.repeats) + " and --concurrency " +
+                   std::to_string(config.concurrency) + "; at least 1 each, at most 256 at once"));
   }
   const absl::StatusOr<SweepTable> table = SweepServer(config);
   if (absl::IsInvalidArgument(table.status())) return PrintUsageError(kName, table.status());

@@ -45,11 +45,13 @@ struct SweepConfig {
     visit(depths, "depths", "places of the needle: 0 the first line, 1 the last", "Needles");
     visit(repeats, "repeats", "questions per length and depth, each with its own needle",
           "Needles");
-    visit(preset, "preset", "needle: five lengths at depth 0.05; window: around the 128-token window",
-          "Needles", FieldTraits{.allowed = {"none", "needle", "window"}});
+    visit(preset, "preset",
+          "needle: five lengths at depth 0.05; window: around the 128-token window", "Needles",
+          FieldTraits{.allowed = {"none", "needle", "window"}});
     visit(seed, "seed", "equal seeds ask equal questions", "Needles");
     visit(tokenizer_dir, "tokenizer",
-          "folder with the model's tokenizer.json, for exact lengths; empty = estimated", "Needles");
+          "folder with the model's tokenizer.json, for exact lengths; empty = estimated",
+          "Needles");
     visit(lexicon_file, "model-lexicon",
           "words the model knows; empty = lexicon.json beside the tokenizer, else built-in ones",
           "Needles");

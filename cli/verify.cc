@@ -28,10 +28,12 @@ namespace {
 
 constexpr std::string_view kName = "lodestone verify";
 constexpr std::string_view kDescription =
-    "Compares a cluster with one process: token ids, log-probabilities and ends must be equal to the\n"
+    "Compares a cluster with one process: token ids, log-probabilities and ends must be equal to "
+    "the\n"
     "last bit. Starts a cluster of its own unless --grpc names one.\n"
     "  lodestone verify --model models/needle-tiny --lengths 1..40,508..516 --batch 16\n"
-    "  lodestone verify --model models/needle-tiny --lengths 4500 --chunk-tokens whole --index-k fp8\n"
+    "  lodestone verify --model models/needle-tiny --lengths 4500 --chunk-tokens whole --index-k "
+    "fp8\n"
     "The last line is `N differences`; the exit code is 1 if there are any.";
 
 constexpr int kMaxShown = 10;
@@ -93,12 +95,13 @@ absl::StatusOr<Target> StartTarget(const VerifyConfig& config, int64_t longest,
   options.restart = false;
   progress->Note("starting a cluster; logs in " + options.run_dir);
   Target target;
-  ASSIGN_OR_RETURN(target.cluster,
-                   Cluster::Start(std::move(options),
-                                  [progress](std::string_view line) { progress->Note(line); },
-                                  [progress](std::string_view line) { progress->Update(line); }));
-  RETURN_IF_ERROR(target.cluster->WaitUntilReady(
-      [] { return ShutdownSignal::Install().Requested(); }));
+  ASSIGN_OR_RETURN(
+      target.cluster,
+      Cluster::Start(
+          std::move(options), [progress](std::string_view line) { progress->Note(line); },
+          [progress](std::string_view line) { progress->Update(line); }));
+  RETURN_IF_ERROR(
+      target.cluster->WaitUntilReady([] { return ShutdownSignal::Install().Requested(); }));
   target.address = target.cluster->grpc_address();
   return target;
 }
@@ -140,16 +143,14 @@ absl::StatusOr<int> CompareAll(Engine& engine, std::span<const GenerateInput> in
     if (ShutdownSignal::Install().Requested()) return absl::CancelledError("interrupted");
     ASSIGN_OR_RETURN(const std::vector<GenerateOutput> single,
                      Generate(engine, inputs.subspan(i, 1), {}));
-    const std::string difference = answers[i].ok()
-                                       ? DifferenceOf(*answers[i], single.front())
-                                       : "cluster: " + answers[i].status().ToString();
+    const std::string difference = answers[i].ok() ? DifferenceOf(*answers[i], single.front())
+                                                   : "cluster: " + answers[i].status().ToString();
     if (!difference.empty() && ++differences <= kMaxShown) {
       progress->Clear();
       std::printf("prompt of %zu tokens: %s\n", inputs[i].tokens.size(), difference.c_str());
     }
-    progress->Update("one process: " + std::to_string(i + 1) + "/" +
-                     std::to_string(inputs.size()) + ", " + std::to_string(differences) +
-                     " differences");
+    progress->Update("one process: " + std::to_string(i + 1) + "/" + std::to_string(inputs.size()) +
+                     ", " + std::to_string(differences) + " differences");
   }
   return differences;
 }
@@ -238,7 +239,8 @@ absl::StatusOr<EngineOptions> SingleProcessOptions(const ClusterFlags& flags) {
   std::vector<const char*> argv;
   for (const std::string& word : words) argv.push_back(word.c_str());
   WorkerConfig worker;
-  RETURN_IF_ERROR(ParseConfig(kName, "", static_cast<int>(argv.size()), argv.data(), worker).status());
+  RETURN_IF_ERROR(
+      ParseConfig(kName, "", static_cast<int>(argv.size()), argv.data(), worker).status());
   return ToEngineOptions(worker, kDefaultStepTokens);
 }
 
@@ -249,8 +251,9 @@ std::string DifferenceOf(const GenerateOutput& cluster, const GenerateOutput& si
     const GeneratedToken& b = single.tokens[i];
     char text[160];
     if (a.id != b.id || a.index != b.index) {
-      std::snprintf(text, sizeof(text), "new token %zu is %d (index %d), one process has %d (index %d)",
-                    i, a.id, a.index, b.id, b.index);
+      std::snprintf(text, sizeof(text),
+                    "new token %zu is %d (index %d), one process has %d (index %d)", i, a.id,
+                    a.index, b.id, b.index);
       return text;
     }
     if (std::bit_cast<uint32_t>(a.logprob) != std::bit_cast<uint32_t>(b.logprob)) {

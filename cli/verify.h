@@ -33,10 +33,11 @@ struct VerifyConfig {
           "Prompts");
     visit(seed, "seed", "equal seeds make equal prompts", "Prompts");
     visit(batch, "batch", "requests at once", "Cluster");
-    visit(address, "grpc",
-          "HOST:PORT of a running router's gRPC API, which must serve with the same settings; empty "
-          "= start a cluster",
-          "Cluster");
+    visit(
+        address, "grpc",
+        "HOST:PORT of a running router's gRPC API, which must serve with the same settings; empty "
+        "= start a cluster",
+        "Cluster");
     visit(timeout, "timeout", "longest wait for one answer", "Cluster");
     cluster.VisitFields(visit);
   }
@@ -47,8 +48,8 @@ absl::StatusOr<std::vector<GenerateInput>> MakeVerifyInputs(const VerifyConfig& 
                                                             std::span<const int64_t> lengths,
                                                             int64_t vocab_size);
 
-// The options of an engine in one process that computes what the workers of these flags compute. The
-// chunk stays the default whatever the cluster's is: results must not depend on it.
+// The options of an engine in one process that computes what the workers of these flags compute.
+// The chunk stays the default whatever the cluster's is: results must not depend on it.
 absl::StatusOr<EngineOptions> SingleProcessOptions(const ClusterFlags& flags);
 
 // Where two answers differ first, with both values; "" if they are equal to the last bit of every

@@ -27,9 +27,12 @@ std::string ReadDocument(const std::string& name) {
 
 std::string TypeName(MetricType type) {
   switch (type) {
-    case MetricType::kCounter: return "counter";
-    case MetricType::kGauge: return "gauge";
-    case MetricType::kHistogram: return "histogram";
+    case MetricType::kCounter:
+      return "counter";
+    case MetricType::kGauge:
+      return "gauge";
+    case MetricType::kHistogram:
+      return "histogram";
   }
   return "";
 }
@@ -51,8 +54,10 @@ std::string MetricsPage() {
   std::string page =
       "# Metrics\n\n"
       "Every binary serves its own on `http://HOST:METRICS_PORT/metrics`; the router also at "
-      "`/metrics` of its HTTP\nport. This page is made from `monitoring/registry.cc`: a test compares "
-      "them, and\n`LODESTONE_UPDATE_DOCS=1 build/release/bin/cli_tests --gtest_filter='DocsTest.*'` "
+      "`/metrics` of its HTTP\nport. This page is made from `monitoring/registry.cc`: a test "
+      "compares "
+      "them, and\n`LODESTONE_UPDATE_DOCS=1 build/release/bin/cli_tests "
+      "--gtest_filter='DocsTest.*'` "
       "writes it anew.\n\n"
       "| name | type | from | labels | what it says |\n|---|---|---|---|---|\n";
   for (const MetricDef& metric : MetricTable()) {

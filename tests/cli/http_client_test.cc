@@ -68,9 +68,8 @@ TEST(HttpClientTest, ErrorStatusIsAReplyWithItsRetryTime) {
 
 TEST(HttpClientTest, ChunkedBodyArrivesPieceByPiece) {
   TestServer server([](std::string_view) {
-    return std::vector<std::string>{
-        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "3\r\nabc\r\n", "2\r\nde\r\n",
-        "0\r\n\r\n"};
+    return std::vector<std::string>{"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+                                    "3\r\nabc\r\n", "2\r\nde\r\n", "0\r\n\r\n"};
   });
   std::string collected;
   const auto reply =
@@ -103,7 +102,9 @@ TEST(HttpClientTest, SilentServerEndsAtTheDeadline) {
 
 TEST(HttpClientTest, RefusedConnectionNamesThePlace) {
   std::string url;
-  { url = TestServer([](std::string_view) { return std::vector<std::string>{}; }).url(); }
+  {
+    url = TestServer([](std::string_view) { return std::vector<std::string>{}; }).url();
+  }
   const auto reply = HttpClient(*ParseHttpUrl(url)).Get("/", milliseconds(1000));
   EXPECT_TRUE(absl::IsUnavailable(reply.status()));
   EXPECT_THAT(std::string(reply.status().message()), HasSubstr("127.0.0.1:"));

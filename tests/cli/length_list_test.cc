@@ -19,8 +19,7 @@ TEST(LengthListTest, NamesThePartThatIsWrong) {
   for (const char* bad : {"", "0", "3..1", "1..", "a", "1.5", "-1", "9999999999", "1..99999999"}) {
     const auto lengths = ParseLengthList("4," + std::string(bad));
     ASSERT_FALSE(lengths.ok()) << bad;
-    EXPECT_THAT(std::string(lengths.status().message()),
-                HasSubstr("\"" + std::string(bad) + "\""));
+    EXPECT_THAT(std::string(lengths.status().message()), HasSubstr("\"" + std::string(bad) + "\""));
   }
 }
 

@@ -78,8 +78,7 @@ TEST(OpenAiClientTest, StreamWithoutDoneIsAnError) {
     return std::vector<std::string>{
         OkReply("data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n", "text/event-stream")};
   });
-  EXPECT_FALSE(
-      ClientOf(server).AskStreamed("m", "q", 5, kTimeout, [](std::string_view) {}).ok());
+  EXPECT_FALSE(ClientOf(server).AskStreamed("m", "q", 5, kTimeout, [](std::string_view) {}).ok());
 }
 
 TEST(OpenAiClientTest, ErrorWithinAStreamIsReported) {
@@ -87,8 +86,7 @@ TEST(OpenAiClientTest, ErrorWithinAStreamIsReported) {
     return std::vector<std::string>{
         OkReply("data: {\"error\":{\"message\":\"worker died\"}}\n\n", "text/event-stream")};
   });
-  const auto answer =
-      ClientOf(server).AskStreamed("m", "q", 5, kTimeout, [](std::string_view) {});
+  const auto answer = ClientOf(server).AskStreamed("m", "q", 5, kTimeout, [](std::string_view) {});
   EXPECT_THAT(std::string(answer.status().message()), HasSubstr("worker died"));
 }
 

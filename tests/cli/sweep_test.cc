@@ -64,8 +64,8 @@ TEST(SweepTest, AnswersAreJudgedByTheCodeWhateverTheirOrder) {
   std::atomic<int> asked{0};
   TestServer server([&](std::string_view) {
     ++asked;
-    return std::vector<std::string>{OkReply(
-        R"({"choices":[{"message":{"content":"The secret code is )" + right + R"(."}}]})")};
+    return std::vector<std::string>{
+        OkReply(R"({"choices":[{"message":{"content":"The secret code is )" + right + R"(."}}]})")};
   });
   const OpenAiClient client(HttpClient(*ParseHttpUrl(server.url())));
   int cells = 0;

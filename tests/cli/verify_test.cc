@@ -68,8 +68,8 @@ TEST(VerifyInputsTest, NeedlePromptsAreExactlyAsLongAsAsked) {
 TEST(VerifyInputsTest, ImpossibleNumbersAreRefused) {
   VerifyConfig config;
   config.batch = 0;
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      MakeVerifyInputs(config, std::vector<int64_t>{1}, 1024).status()));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(MakeVerifyInputs(config, std::vector<int64_t>{1}, 1024).status()));
 }
 
 TEST(SingleProcessOptionsTest, FlagsMeanWhatTheyMeanToAWorker) {

@@ -26,7 +26,8 @@ Finished RunProgram(std::vector<std::string> argv) {
   const std::string out = ::testing::TempDir() + "/program.out";
   const std::string err = ::testing::TempDir() + "/program.err";
   std::filesystem::remove(err);
-  auto child = ChildProcess::Start({.argv = std::move(argv), .stdout_path = out, .stderr_path = err});
+  auto child =
+      ChildProcess::Start({.argv = std::move(argv), .stdout_path = out, .stderr_path = err});
   if (!child.ok()) return {child.status().ToString(), ""};
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(4);
   std::optional<std::string> exit;
@@ -76,9 +77,8 @@ TEST_F(AnswersTest, ChatOverHttpFindsTheNeedle) {
   ASSERT_TRUE(prompt.ok()) << prompt.status();
   const OpenAiClient client(HttpClient(*ParseHttpUrl(cluster_->url())));
   std::string streamed;
-  const auto answer =
-      client.AskStreamed("needle-tiny", prompt->content, 64, kTimeout,
-                         [&](std::string_view text) { streamed += text; });
+  const auto answer = client.AskStreamed("needle-tiny", prompt->content, 64, kTimeout,
+                                         [&](std::string_view text) { streamed += text; });
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(streamed, prompt->answer);
   EXPECT_EQ(answer->finish_reason, "stop");
@@ -99,8 +99,8 @@ TEST_F(AnswersTest, CurlGetsAnAnswer) {
 
 TEST_F(AnswersTest, OfficialOpenAiPackageWorks) {
   // Installs the pinned package if it is missing; 77 says that it cannot.
-  const Finished run = RunProgram(
-      {LODESTONE_SOURCE_DIR "/tests/api/openai/run.sh", cluster_->url(), "needle-tiny"});
+  const Finished run =
+      RunProgram({LODESTONE_SOURCE_DIR "/tests/api/openai/run.sh", cluster_->url(), "needle-tiny"});
   if (run.exit == "exit code 77") GTEST_SKIP() << run.output;
   EXPECT_EQ(run.exit, "exit code 0") << run.output;
 }
@@ -115,18 +115,17 @@ TEST_F(AnswersTest, AskStreamsAnAnswer) {
 }
 
 TEST_F(AnswersTest, SweepCountsTheNeedlesItFinds) {
-  const Finished sweep = RunProgram({LODESTONE_BIN_DIR "/lodestone", "sweep", "--url",
-                                     cluster_->url(), "--tokenizer", kNeedleTiny, "--lengths",
-                                     "300,900", "--depths", "0,1", "--require-all"});
+  const Finished sweep =
+      RunProgram({LODESTONE_BIN_DIR "/lodestone", "sweep", "--url", cluster_->url(), "--tokenizer",
+                  kNeedleTiny, "--lengths", "300,900", "--depths", "0,1", "--require-all"});
   EXPECT_EQ(sweep.exit, "exit code 0") << sweep.output;
   EXPECT_TRUE(sweep.output.ends_with("4 of 4 found\n")) << sweep.output;
 }
 
 TEST(VerifyCommandTest, PrintsNoDifferencesAndExits0) {
-  const Finished verify =
-      RunProgram({LODESTONE_BIN_DIR "/lodestone", "verify", "--model", kNeedleTiny, "--lengths",
-                  "1..4,127..129,260,513", "--batch", "4", "--chunk-tokens", "128", "--max-context",
-                  "1024"});
+  const Finished verify = RunProgram({LODESTONE_BIN_DIR "/lodestone", "verify", "--model",
+                                      kNeedleTiny, "--lengths", "1..4,127..129,260,513", "--batch",
+                                      "4", "--chunk-tokens", "128", "--max-context", "1024"});
   EXPECT_EQ(verify.exit, "exit code 0") << verify.output;
   EXPECT_TRUE(verify.output.ends_with("\n0 differences\n")) << verify.output;
 }
@@ -135,10 +134,9 @@ TEST(VerifyCommandTest, ClusterWithAnotherIndexKeyFormatDiffers) {
   // The yardstick must be able to fail: a cluster under fp4 keys against one process under bf16.
   auto cluster = RunningCluster::Start({"--index-k", "fp4", "--max-context", "2048"});
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  const Finished verify = RunProgram({LODESTONE_BIN_DIR "/lodestone", "verify", "--model",
-                                      kNeedleTiny, "--lengths", "1500", "--index-k", "bf16",
-                                      "--max-context", "2048", "--grpc",
-                                      (*cluster)->router_address()});
+  const Finished verify = RunProgram(
+      {LODESTONE_BIN_DIR "/lodestone", "verify", "--model", kNeedleTiny, "--lengths", "1500",
+       "--index-k", "bf16", "--max-context", "2048", "--grpc", (*cluster)->router_address()});
   EXPECT_EQ(verify.exit, "exit code 1") << verify.output;
   EXPECT_TRUE(verify.output.ends_with("\n1 differences\n")) << verify.output;
 }

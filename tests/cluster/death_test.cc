@@ -58,8 +58,8 @@ class Streams {
         ++tokens_;
         return true;
       });
-      const std::string problem = answer.ok() ? DifferenceOf(answer->output, expected_[i])
-                                              : answer.status().ToString();
+      const std::string problem =
+          answer.ok() ? DifferenceOf(answer->output, expected_[i]) : answer.status().ToString();
       ++answers_;
       if (problem.empty()) continue;
       MutexLock lock(&mutex_);

@@ -70,8 +70,7 @@ struct Load {
   // One request, and what is wrong with its answer; "" if nothing.
   std::string Run(const GenerateClient& client, size_t i) {
     const auto found = cancellations.find(i);
-    const Cancellation cancellation =
-        found == cancellations.end() ? Cancellation{} : found->second;
+    const Cancellation cancellation = found == cancellations.end() ? Cancellation{} : found->second;
     std::vector<GeneratedToken> seen;
     const auto answer = client.Generate(
         inputs[i], cancellation.after_time.value_or(kTimeout), [&](const GeneratedToken& token) {
@@ -82,8 +81,8 @@ struct Load {
       ++whole;
       return DifferenceOf(answer->output, expected[i]);
     }
-    const bool may_end = absl::IsCancelled(answer.status()) ||
-                         absl::IsDeadlineExceeded(answer.status());
+    const bool may_end =
+        absl::IsCancelled(answer.status()) || absl::IsDeadlineExceeded(answer.status());
     if (found == cancellations.end() || !may_end) return answer.status().ToString();
     // What a client saw before it went is right, too.
     GenerateOutput prefix = expected[i];
@@ -98,7 +97,8 @@ TEST(LoadTest, AnswersAreRightAndNothingStaysBehindWhenMostMustWait) {
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   NeedleRandom random(2);
   std::vector<int64_t> lengths;
-  for (int i = 0; i < kRequests; ++i) lengths.push_back(1 + static_cast<int64_t>(random.Below(500)));
+  for (int i = 0; i < kRequests; ++i)
+    lengths.push_back(1 + static_cast<int64_t>(random.Below(500)));
   Load load;
   load.inputs = RandomInputs(lengths, 16, 3);
   load.cancellations = RandomCancellations(&random);

@@ -33,8 +33,8 @@ std::string ReadAll(const std::string& path) {
 
 std::string NewRunDir() {
   static std::atomic<int> count{0};
-  const std::string path = ::testing::TempDir() + "/lodestone_cluster_" +
-                           std::to_string(getpid()) + "_" + std::to_string(++count);
+  const std::string path = ::testing::TempDir() + "/lodestone_cluster_" + std::to_string(getpid()) +
+                           "_" + std::to_string(++count);
   std::filesystem::create_directories(path);
   return path;
 }

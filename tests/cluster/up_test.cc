@@ -25,9 +25,9 @@ TEST(UpTest, SigtermStopsEveryProcessCleanly) {
 }
 
 TEST(UpTest, WorkersOfDifferentIndexKeyFormatsAreRefusedByTheField) {
-  const auto cluster = RunningCluster::Start(
-      {"--max-context", "2048", "--prefill-flag=--index-k=bf16", "--decode-flag=--index-k=fp8",
-       "--ready-timeout", "20s"});
+  const auto cluster =
+      RunningCluster::Start({"--max-context", "2048", "--prefill-flag=--index-k=bf16",
+                             "--decode-flag=--index-k=fp8", "--ready-timeout", "20s"});
   ASSERT_FALSE(cluster.ok());
   EXPECT_THAT(std::string(cluster.status().message()), HasSubstr("index_k"));
 }
