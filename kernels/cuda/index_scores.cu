@@ -34,16 +34,17 @@ struct IndexScoresTile {
   static constexpr IndexKeyFormat kFormat = kTileFormat;
   static constexpr int kTokens = kTileTokens;  // that share a key tile
   static constexpr int kColumns = kTokens * kHeads;
-  // Widened keys take registers: one warpgroup less.
-  static constexpr int kMathGroups =
-      (kTokens == 1 ? 4 : 3) - (kFormat == IndexKeyFormat::kBf16 ? 0 : 1);
+  // Decode with bf16 keys is bound by bytes: two warpgroups and 64 KiB in flight keep up, and leave
+  // room for the next kernel's blocks. Widening hides its latency behind other warpgroups.
+  static constexpr bool kWidens = kFormat != IndexKeyFormat::kBf16;
+  static constexpr int kMathGroups = kTokens == 1 ? (kWidens ? 4 : 2) : 3;
   static constexpr int kMathThreads = 128 * kMathGroups;
   static constexpr int kThreads = kMathThreads + 32;
   static constexpr int kPayloadBytes =
       kEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).payload);
   static constexpr int kScaleBytes =
       kEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).scale);
-  static constexpr int kStages = kFormat == IndexKeyFormat::kBf16  ? 8
+  static constexpr int kStages = !kWidens                          ? (kTokens == 1 ? 4 : 8)
                                  : kFormat == IndexKeyFormat::kFp8 ? 12
                                                                    : 16;
   static constexpr int kQueryHalfBytes = kColumns * 128;  // 64 dims of every column
@@ -201,33 +202,50 @@ __device__ void LoadTiles(const IndexScoresArgs& args, const IndexScoresMaps& ma
   }
 }
 
+// Bytes of `low` and `high` that `selector` names, zero-extended.
+__device__ uint32_t PickBytes(uint32_t low, uint32_t high, uint32_t selector) {
+  return __byte_perm(low, high, selector);
+}
+
 // A operands of all k-steps from packed keys: codes widened to bf16. `row` is this thread's first row
 // of the tile; `scales` holds the packed row scales of rows `row` and `row` + 8 (kFp4). Rows 8 apart
-// are swizzled alike, so that most addresses differ by constants.
+// are swizzled alike, so that most addresses differ by constants. Four threads read the same 16
+// bytes and pick theirs.
 template <typename Tile>
 __device__ void WidenKeys(const uint8_t* keys, int row, const uint32_t (&scales)[2],
                           uint32_t (&a)[kDims / 16][4]) {
-  const int pair = threadIdx.x % 4;
+  const uint32_t pair = threadIdx.x % 4;
   if constexpr (Tile::kFormat == IndexKeyFormat::kFp8) {
+    const uint32_t two_bytes = 0x10u + pair * 0x22u;  // of 8; the upper half of the result is unused
 #pragma unroll
     for (int step = 0; step < kDims / 16; ++step) {
-      const uint8_t* unit = keys + row * 128 + (step ^ (row % 8)) * 16 + 2 * pair;
+      const uint8_t* unit = keys + row * 128 + (step ^ (row % 8)) * 16;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        a[step][i] = WidenE4m3Pair(
-            *reinterpret_cast<const uint16_t*>(unit + i % 2 * 8 * 128 + i / 2 * 8));
+      for (int j = 0; j < 2; ++j) {
+        const uint4 codes = *reinterpret_cast<const uint4*>(unit + j * 8 * 128);
+        a[step][j] = WidenE4m3Pair(PickBytes(codes.x, codes.y, two_bytes));
+        a[step][2 + j] = WidenE4m3Pair(PickBytes(codes.z, codes.w, two_bytes));
       }
     }
   } else {
+    const uint32_t one_byte = 0x4440u + pair;  // then bytes of the zero word
+    uint4 codes[kDims / kFp4Group][2];
 #pragma unroll
     for (int group = 0; group < kDims / kFp4Group; ++group) {
-      const uint8_t* unit = keys + row * 64 + (group ^ (row / 2 % 4)) * 16 + pair;
-      const uint32_t factors[2] = {E8m0ToBf16x2((scales[0] >> (8 * group)) & 255u),
-                                   E8m0ToBf16x2((scales[1] >> (8 * group)) & 255u)};
+      const uint8_t* unit = keys + row * 64 + (group ^ (row / 2 % 4)) * 16;
+      codes[group][0] = *reinterpret_cast<const uint4*>(unit);
+      codes[group][1] = *reinterpret_cast<const uint4*>(unit + 8 * 64);
+    }
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        a[2 * group + i / 4][i % 4] =
-            WidenE2m1Pair(unit[i % 2 * 8 * 64 + i / 4 * 8 + i % 4 / 2 * 4], factors[i % 2]);
+    for (int group = 0; group < kDims / kFp4Group; ++group) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const uint32_t factor = E8m0ToBf16x2((scales[j] >> (8 * group)) & 255u);
+        const uint4 four = codes[group][j];
+        a[2 * group][j] = WidenE2m1Pair(PickBytes(four.x, 0, one_byte), factor);
+        a[2 * group][2 + j] = WidenE2m1Pair(PickBytes(four.y, 0, one_byte), factor);
+        a[2 * group + 1][j] = WidenE2m1Pair(PickBytes(four.z, 0, one_byte), factor);
+        a[2 * group + 1][2 + j] = WidenE2m1Pair(PickBytes(four.w, 0, one_byte), factor);
       }
     }
   }
@@ -266,11 +284,10 @@ __device__ void MultiplyTile(const uint8_t* keys, const uint8_t* query, int row,
   HoldRegisters(acc);
 }
 
-// sums[token][0 / 1]: this thread's share of the scores of rows r and r + 8. With half the weight,
-// w relu(x) = (w / 2) (x + |x|), exactly, and both operations run at full rate.
+// sums[token][0 / 1]: the scores of rows r and r + 8. w relu(x) = w (x + |x|) / 2 exactly, and both
+// operations run at full rate, unlike a maximum.
 template <typename Tile>
-__device__ void SumHeads(const float (&acc)[Tile::kColumns / 2],
-                         const float (&half_weight)[Tile::kColumns / 4], int num_heads,
+__device__ void SumHeads(const float (&acc)[Tile::kColumns / 2], const float* weight, int num_heads,
                          float (&sums)[Tile::kTokens][2]) {
   const int pair = threadIdx.x % 4;
 #pragma unroll
@@ -278,22 +295,23 @@ __device__ void SumHeads(const float (&acc)[Tile::kColumns / 2],
     sums[token][0] = sums[token][1] = 0;
 #pragma unroll
     for (int i = 0; i < kHeads / 8; ++i) {
+      const int column = token * kHeads + 8 * i + 2 * pair;
+      const float2 two = *reinterpret_cast<const float2*>(weight + column);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int at = token * (kHeads / 8) + i;
-        const float weight = half_weight[2 * at + j];
-        const float x = acc[4 * at + j];
-        const float y = acc[4 * at + 2 + j];
+        const int at = 4 * (token * (kHeads / 8) + i) + j;
+        const float w = j == 0 ? two.x : two.y;
         // Columns beyond the heads hold another token's queries.
-        if (Tile::kTokens == 1 && num_heads < kHeads && 8 * i + 2 * pair + j >= num_heads) continue;
-        sums[token][0] = fmaf(weight, x + fabsf(x), sums[token][0]);
-        sums[token][1] = fmaf(weight, y + fabsf(y), sums[token][1]);
+        if (Tile::kTokens == 1 && num_heads < kHeads && column + j >= num_heads) continue;
+        sums[token][0] = fmaf(w, acc[at] + fabsf(acc[at]), sums[token][0]);
+        sums[token][1] = fmaf(w, acc[at + 2] + fabsf(acc[at + 2]), sums[token][1]);
       }
     }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       sums[token][j] += __shfl_xor_sync(~0u, sums[token][j], 1);
       sums[token][j] += __shfl_xor_sync(~0u, sums[token][j], 2);
+      sums[token][j] *= 0.5f;
     }
   }
 }
@@ -318,7 +336,6 @@ template <typename Tile>
 __device__ void ScoreTiles(const IndexScoresArgs& args, IndexScoresShared<Tile>& shared) {
   const int group_index = threadIdx.x / 128;
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-  const int pair = threadIdx.x % 4;
   int token = shared.first_token;
   int tile = shared.first_tile;
   int query = 0;
@@ -329,11 +346,6 @@ __device__ void ScoreTiles(const IndexScoresArgs& args, IndexScoresShared<Tile>&
     if (count > 0) {
       const int buffer = query % 2;
       BarrierWait(&shared.query_full[buffer], query / 2 % 2);
-      float half_weight[Tile::kColumns / 4];
-#pragma unroll
-      for (int i = 0; i < Tile::kColumns / 4; ++i) {
-        half_weight[i] = 0.5f * shared.weight[buffer][i / 2 * 8 + 2 * pair + i % 2];
-      }
       const int skip =
           (group_index + Tile::kMathGroups - number % Tile::kMathGroups) % Tile::kMathGroups;
       for (int i = skip; i < count; i += Tile::kMathGroups) {
@@ -349,7 +361,7 @@ __device__ void ScoreTiles(const IndexScoresArgs& args, IndexScoresShared<Tile>&
         MultiplyTile<Tile>(shared.keys[stage], shared.query[buffer], row, scales, acc);
         if (threadIdx.x % 128 == 0) BarrierArrive(&shared.key_empty[stage]);
         float sums[Tile::kTokens][2];
-        SumHeads<Tile>(acc, half_weight, static_cast<int>(args.num_heads), sums);
+        SumHeads<Tile>(acc, shared.weight[buffer], static_cast<int>(args.num_heads), sums);
         if constexpr (Tile::kFormat == IndexKeyFormat::kFp8) {
           for (int t = 0; t < Tile::kTokens; ++t) {
             sums[t][0] *= __uint_as_float(scales[0]);

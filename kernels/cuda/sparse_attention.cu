@@ -50,12 +50,13 @@ struct alignas(1024) AttentionShared {
   float2 angles[Tile::kMaxRopePairs];
   int32_t entry_rows[kMaxTopK];      // ratio 4: page * 64 + row of each listed entry
   uint64_t query_full;
+  uint64_t probs_full;
+  uint64_t probs_empty;
   uint64_t full[Tile::kBuffers];
   uint64_t empty[Tile::kBuffers];
 };
 
-enum NamedBarrier : int { kProbsReady = 1, kProbsFree = 2, kStepsDone = 3, kOutReady = 4 };
-constexpr int kMathThreads = 2 * Tile::kGroupThreads;
+enum NamedBarrier : int { kStepsDone = 1, kOutReady = 2 };  // kOutReady: one for each half
 
 struct AttentionMaps {
   CUtensorMap query;  // bf16 [T, H, 512], 64 dims x 64 heads a box
@@ -369,9 +370,9 @@ __device__ void AttendFirst(const SparseAttentionArgs& args, const SparseAttenti
     uint32_t probs[4][4];
     float rescale[2];
     ToProbabilities(scores, keys.size() - step * Tile::kKeys, scale, stats, probs, rescale);
-    if (number > 0) NamedBarrierSync(kProbsFree, kMathThreads);
+    BarrierWait(&shared.probs_empty, (number + 1) % 2);
     ShareProbabilities(probs, rescale, shared);
-    NamedBarrierArrive(kProbsReady, kMathThreads);
+    BarrierArrive(&shared.probs_full);
     RescaleSums(sums, rescale);
     const uint32_t values = SharedAddress(shared.keys[buffer]);
     WgmmaFence();
@@ -400,7 +401,7 @@ __device__ void AttendSecond(const SparseAttentionArgs& args, const SparseAttent
     const int number = step - work.first_step;
     const int buffer = number % Tile::kBuffers;
     BarrierWait(&shared.full[buffer], number / Tile::kBuffers % 2);
-    NamedBarrierSync(kProbsReady, kMathThreads);
+    BarrierWait(&shared.probs_full, number % 2);
     SharedProxyFence();
     const float rescale[2] = {shared.rescale[row], shared.rescale[row + 8]};
     RescaleSums(sums, rescale);
@@ -417,7 +418,7 @@ __device__ void AttendSecond(const SparseAttentionArgs& args, const SparseAttent
     WgmmaWait<0>();
     HoldRegisters(sums);
     if (threadIdx.x % Tile::kGroupThreads == 0) BarrierArrive(&shared.empty[buffer]);
-    if (step + 1 < work.end_step) NamedBarrierArrive(kProbsFree, kMathThreads);
+    BarrierArrive(&shared.probs_empty);
   }
   FinishHalf(args, tile, maps, work, 1, sums, shared);
 }
@@ -444,6 +445,8 @@ __device__ void FindAngles(const SparseAttentionArgs& args, const SparseAttentio
 // Barriers; then the queries' copy. By one thread.
 __device__ void BeginBlock(AttentionShared& shared) {
   BarrierInit(&shared.query_full, 1);
+  BarrierInit(&shared.probs_full, Tile::kGroupThreads);
+  BarrierInit(&shared.probs_empty, Tile::kGroupThreads);
   for (int i = 0; i < Tile::kBuffers; ++i) {
     BarrierInit(&shared.full[i], Tile::kGroupThreads);
     BarrierInit(&shared.empty[i], 2);

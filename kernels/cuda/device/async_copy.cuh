@@ -78,11 +78,12 @@ __device__ inline void StoreBox3(const CUtensorMap* map, const void* shared, int
       "r"(SharedAddress(shared)), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
-// cp.async.bulk.commit_group, wait_group (9.7.9.25.6): this thread's stores so far are complete.
+// cp.async.bulk.commit_group, wait_group (9.7.9.25.6): this thread's stores so far have read their
+// source; the end of the kernel makes them visible.
 __device__ inline void WaitForStores() {
   asm volatile(
       "cp.async.bulk.commit_group;\n"
-      "cp.async.bulk.wait_group 0;" ::
+      "cp.async.bulk.wait_group.read 0;" ::
           : "memory");
 }
 
