@@ -1,6 +1,8 @@
 #include "base/config_file.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 
 #include <absl/status/status.h>
 #include <absl/strings/str_cat.h>
@@ -45,6 +47,10 @@ class Parser {
     while (!rest_.empty() && (rest_.front() == ' ' || rest_.front() == '\t')) Take();
   }
 
+  bool AtLineEnd() const {
+    return rest_.empty() || rest_.front() == '\n' || rest_ == "\r" || rest_.starts_with("\r\n");
+  }
+
   // Spaces, line ends and comments.
   void SkipBlank() {
     while (!rest_.empty()) {
@@ -76,7 +82,7 @@ class Parser {
       entry.values.push_back(std::move(value));
     }
     SkipSpaces();
-    if (!rest_.empty() && std::string_view("#\r\n").find(rest_.front()) == std::string_view::npos) {
+    if (!AtLineEnd() && rest_.front() != '#') {
       return Error(absl::StrCat("unexpected text after the value of ", entry.key));
     }
     return entry;
@@ -125,19 +131,38 @@ class Parser {
     Take();
     std::string value;
     while (!rest_.empty() && rest_.front() != '\n') {
-      char c = Take();
+      const char c = Take();
       if (c == '"') return value;
-      if (c == '\\') {
-        constexpr std::string_view kEscapes = "\"\\nrt";
-        constexpr std::string_view kMeanings = "\"\\\n\r\t";
-        const size_t which = rest_.empty() ? kEscapes.npos : kEscapes.find(rest_.front());
-        if (which == kEscapes.npos) return Error("unknown escape in the string");
-        Take();
-        c = kMeanings[which];
+      if (c != '\\') {
+        value.push_back(c);
+        continue;
       }
-      value.push_back(c);
+      RETURN_IF_ERROR(TakeEscape(value));
     }
     return Error("the string has no end");
+  }
+
+  // Behind the backslash.
+  absl::Status TakeEscape(std::string& value) {
+    constexpr std::string_view kEscapes = "\"\\nrtbf";
+    constexpr std::string_view kMeanings = "\"\\\n\r\t\b\f";
+    const char c = rest_.empty() || rest_.front() == '\n' ? '\0' : Take();
+    if (const size_t which = kEscapes.find(c); which != kEscapes.npos) {
+      value.push_back(kMeanings[which]);
+      return absl::OkStatus();
+    }
+    constexpr size_t kDigits = 4;
+    uint32_t code_point = 0;
+    const auto [end, error] = std::from_chars(
+        rest_.data(), rest_.data() + std::min(kDigits, rest_.size()), code_point, 16);
+    if (c != 'u' || error != std::errc() || end != rest_.data() + kDigits) {
+      return Error("unknown escape in the string");
+    }
+    rest_.remove_prefix(kDigits);
+    // --print-config writes control characters like this, and nothing else.
+    if (code_point > 0x7F) return Error("write the character itself instead of its \\u escape");
+    value.push_back(static_cast<char>(code_point));
+    return absl::OkStatus();
   }
 
   static bool IsKeyChar(char c) {

@@ -27,6 +27,12 @@ TEST(ConfigFileTest, ReadsStringsWordsAndArrays) {
   EXPECT_TRUE((*entries)[4].values.empty());
 }
 
+TEST(ConfigFileTest, ReadsTheEscapesThatPrintConfigWrites) {
+  const auto entries = ParseConfigFile("a = \"\\u0001\\u007f\\u001B[0m\\b\\f\\t\"");
+  ASSERT_TRUE(entries.ok()) << entries.status();
+  EXPECT_THAT((*entries)[0].values, ElementsAre("\x01\x7F\x1B[0m\b\f\t"));
+}
+
 TEST(ConfigFileTest, ErrorsNameTheLine) {
   const std::pair<const char*, const char*> kCases[] = {
       {"a = 1\n[table]\n", "line 2: tables"},
@@ -37,7 +43,10 @@ TEST(ConfigFileTest, ErrorsNameTheLine) {
       {"a = \"x\n\"", "line 1: the string has no end"},
       {"a = 'x", "line 1: the string has no end"},
       {"a = \"\\q\"", "line 1: unknown escape"},
+      {"a = \"\\u00\"", "line 1: unknown escape"},
+      {"a = \"\\u00e9\"", "line 1: write the character itself"},
       {"a = 1 2", "line 1: unexpected text after the value of a"},
+      {"a = 1\rb = 2", "line 1: unexpected text after the value of a"},
       {"\na = [1 2]", "line 2: expected , or ]"},
       {"a = [1,", "the array has no end"},
       {"a = 1\n\na = 2", "line 3: a is already set in line 1"},
