@@ -245,7 +245,7 @@ TEST(TcpTransportTest, PeerThatStopsMidFrameIsStalled) {
   reader->Expect(1, slot);
   ASSERT_TRUE(WriteAll(socket.fd(),
                        EncodeFrameHeader({.type = FrameType::kSlot, .number = 1, .length = 1000}, kKey),
-                       std::span(slot).first(10), limits)
+                       std::vector<std::byte>(10), limits)
                   .ok());
   const auto event = WaitEvent(*reader);
   ASSERT_TRUE(event && event->kind == SlotEvent::Kind::kFailed);
