@@ -1,8 +1,9 @@
 // Index scores on the tensor cores (sm_90a): IndexTopKParams in kernels/op_params.h.
 //
 // A persistent grid: the 64-entry tiles of all tokens, in order, are cut into one equal range per
-// thread block, so that one long request spreads over the card. One warp feeds a ring of key tiles
-// with the copy engine; warpgroups take turns: tile i goes to warpgroup i mod kMathGroups. Keys are
+// thread block, so that one long request spreads over the card. Four warps feed a ring of key tiles
+// with the copy engine, in turn; math warpgroups take turns, too: tile i goes to warpgroup i mod
+// kMathGroups. Keys are
 // the M operand (64 entries), the heads of one or two tokens the N operand (64 or 128).
 //
 // Every format runs the same products in the same order (m64n64k16 or m64n128k16, k ascending) on bf16
@@ -39,7 +40,8 @@ struct IndexScoresTile {
   static constexpr bool kWidens = kFormat != IndexKeyFormat::kBf16;
   static constexpr int kMathGroups = kTokens == 1 ? (kWidens ? 4 : 2) : 3;
   static constexpr int kMathThreads = 128 * kMathGroups;
-  static constexpr int kThreads = kMathThreads + 32;
+  static constexpr int kLoadWarps = 4;  // one alone takes about 1,000 clocks a tile to issue copies
+  static constexpr int kThreads = kMathThreads + 32 * kLoadWarps;
   static constexpr int kPayloadBytes =
       kEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).payload);
   static constexpr int kScaleBytes =
@@ -49,6 +51,7 @@ struct IndexScoresTile {
                                                                    : 16;
   static constexpr int kQueryHalfBytes = kColumns * 128;  // 64 dims of every column
   static_assert(kPayloadBytes % 1024 == 0, "tiles keep the alignment that swizzled rows need");
+  static_assert(kStages % kLoadWarps == 0, "a stage has one loading warp");
 };
 
 template <typename Tile>
@@ -173,29 +176,39 @@ __device__ void LoadKeys(const IndexScoresArgs& args, const IndexScoresMaps& map
   }
 }
 
-// The loading warp: all tiles of this block, in order.
+// One loading warp: its turns among the tiles of this block, and, if it is the first, the queries.
 template <typename Tile>
 __device__ void LoadTiles(const IndexScoresArgs& args, const IndexScoresMaps& maps,
                           IndexScoresShared<Tile>& shared) {
   const int lane = threadIdx.x % 32;
+  const int warp = (threadIdx.x - Tile::kMathThreads) / 32;
   int token = shared.first_token;
   int tile = shared.first_tile;
   int query = 0;
-  uint32_t number = 0;
+  uint32_t number = 0;  // of the first tile of this token group
   for (int64_t left = shared.num_tiles; left > 0;) {
     const TokenGroup group = GroupAt<Tile>(args, token);
     const int count = static_cast<int>(min(static_cast<int64_t>(group.tiles - tile), left));
-    if (count > 0 && lane == 0) LoadQuery(args, maps, token, group.tokens, query, shared);
     const int32_t* pages = args.block_table + args.token_seq[token] * args.max_pages + tile;
-    for (int first = 0; first < count; first += 32) {
-      const int my_page = first + lane < count ? pages[first + lane] : 0;
-      for (int i = 0; i < min(32, count - first); ++i) {
+    // Lane i looks up the page of this warp's i-th tile from `first` on.
+    const int mine = (warp + Tile::kLoadWarps - number % Tile::kLoadWarps) % Tile::kLoadWarps;
+    for (int first = mine; first < count; first += 32 * Tile::kLoadWarps) {
+      const int at = first + lane * Tile::kLoadWarps;
+      const int my_page = at < count ? pages[at] : 0;
+      if (first == mine && warp == 0 && lane == 0) {
+        LoadQuery(args, maps, token, group.tokens, query, shared);
+      }
+      for (int i = 0; i < 32 && first + i * Tile::kLoadWarps < count; ++i) {
         const int page = __shfl_sync(~0u, my_page, i);
-        if (lane == 0) LoadKeys(args, maps, page, number, shared);
-        ++number;
+        if (lane == 0) LoadKeys(args, maps, page, number + first + i * Tile::kLoadWarps, shared);
       }
     }
+    // A group of fewer tiles than warps may have none for the first.
+    if (mine >= count && count > 0 && warp == 0 && lane == 0) {
+      LoadQuery(args, maps, token, group.tokens, query, shared);
+    }
     query += count > 0;
+    number += count;
     left -= count;
     tile = 0;
     token += group.tokens;

@@ -1,5 +1,5 @@
 // Sparse attention on the tensor cores (sm_90a): SparseAttentionParams in kernels/op_params.h. For
-// bf16 latents of 512 dims; decode and prefill are the same kernel.
+// bf16 latents of 512 dims, 64 of them rotary; decode and prefill are the same kernel.
 //
 // One thread block: one token, 64 heads, one split of its keys, 64 keys a step. Three warpgroups:
 // the first computes scores, probabilities and the dims 0..255 of the output; the second the dims
@@ -33,7 +33,7 @@ struct AttentionTile {
   static constexpr int kThreads = 3 * kGroupThreads;
   static constexpr int kSlices = kDims / 64;        // of 64 dims: 128 bytes a row
   static constexpr int kSliceBytes = kKeys * 128;
-  static constexpr int kMaxRopePairs = 128;
+  static constexpr int kRopeDims = 64;  // the last ones: the second warpgroup has them
   static constexpr int kEntriesPerThread = 3;
   static_assert(kEntriesPerThread * kThreads >= kMaxTopK);
   static_assert(kHeads == 64 && kKeys == 64, "rows of queries, keys and probabilities");
@@ -47,7 +47,7 @@ struct alignas(1024) AttentionShared {
   uint8_t probs[Tile::kSliceBytes];  // bf16 [heads][keys]
   float rescale[Tile::kHeads];       // factor of the sums before this step
   float inverse[Tile::kHeads];       // 1 / denominator
-  float2 angles[Tile::kMaxRopePairs];
+  float2 angles[Tile::kRopeDims / 2];
   int32_t entry_rows[kMaxTopK];      // ratio 4: page * 64 + row of each listed entry
   uint64_t query_full;
   uint64_t probs_full;
@@ -255,44 +255,45 @@ __device__ void RescaleSums(float (&sums)[128], const float (&factor)[2]) {
   for (int i = 0; i < 128; ++i) sums[i] *= factor[i / 2 % 2];
 }
 
-// This thread's results of dims `first_dim`..+255, divided, rotated back and rounded, to where the
+// This thread's results of one half of the dims, divided, rotated back and rounded, to where the
 // queries were.
-__device__ void StageOut(const SparseAttentionArgs& args, int first_dim, const float (&sums)[128],
-                         AttentionShared& shared) {
+template <int kHalf>
+__device__ void StageOut(const float (&sums)[128], AttentionShared& shared) {
+  constexpr int kFirstRope = kHalf == 1 ? (Tile::kDims / 2 - Tile::kRopeDims) / 8 : 32;
   const int row = threadIdx.x % Tile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4;
   const int pair = threadIdx.x % 4;
-  const int rope_first = Tile::kDims - static_cast<int>(args.rope_dims);
+  uint8_t* const slices = shared.query[kHalf * Tile::kSlices / 2];
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const float inverse = shared.inverse[row + 8 * j];
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int dim = first_dim + 8 * i + 2 * pair;
+    for (int i = 0; i < 32; ++i) {  // blocks of 8 dims
       uint32_t rounded = PackBf16(sums[4 * i + 2 * j] * inverse, sums[4 * i + 2 * j + 1] * inverse);
-      if (dim >= rope_first) {
+      if (i >= kFirstRope) {
         const float2 rotated = RotateBack(Bf16ToFloat(static_cast<uint16_t>(rounded)),
                                           Bf16ToFloat(static_cast<uint16_t>(rounded >> 16)),
-                                          shared.angles[(dim - rope_first) / 2]);
+                                          shared.angles[(i - kFirstRope) * 4 + pair]);
         rounded = PackBf16(rotated.x, rotated.y);
       }
       const int unit = (i % 8) ^ (row % 8);
-      *reinterpret_cast<uint32_t*>(shared.query[first_dim / 64 + i / 8] + (row + 8 * j) * 128 +
+      *reinterpret_cast<uint32_t*>(slices + i / 8 * Tile::kSliceBytes + (row + 8 * j) * 128 +
                                    unit * 16 + pair * 4) = rounded;
     }
   }
 }
 
 // The same for a split: sums as they are, to where the keys were.
-__device__ void StageSums(int first_dim, const float (&sums)[128], AttentionShared& shared) {
+template <int kHalf>
+__device__ void StageSums(const float (&sums)[128], AttentionShared& shared) {
   const int row = threadIdx.x % Tile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4;
   const int pair = threadIdx.x % 4;
-  uint8_t* const slices = shared.keys[0][0];
+  uint8_t* const slices = shared.keys[0][kHalf * kSumsSlices / 2];
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     const int block = i / 2;  // of 8 dims
     const int unit = (block % 4 * 2 + pair / 2) ^ (row % 8);
-    uint8_t* const to = slices + (first_dim / 32 + block / 4) * Tile::kSliceBytes +
-                        (row + 8 * (i % 2)) * 128 + unit * 16 + pair % 2 * 8;
+    uint8_t* const to = slices + block / 4 * Tile::kSliceBytes + (row + 8 * (i % 2)) * 128 +
+                        unit * 16 + pair % 2 * 8;
     *reinterpret_cast<float2*>(to) = {sums[2 * i], sums[2 * i + 1]};
   }
 }
@@ -315,18 +316,19 @@ __device__ void StoreStaged(const SparseAttentionTile& tile, const AttentionMaps
 
 // Stages and stores one warpgroup's half of the dims. Waits for the other warpgroups first: buffers
 // are free, angles and denominators there.
-__device__ void FinishHalf(const SparseAttentionArgs& args, const SparseAttentionTile& tile,
-                           const AttentionMaps& maps, const BlockWork& work, int half,
-                           const float (&sums)[128], AttentionShared& shared) {
+template <int kHalf>
+__device__ void FinishHalf(const SparseAttentionTile& tile, const AttentionMaps& maps,
+                           const BlockWork& work, const float (&sums)[128],
+                           AttentionShared& shared) {
   NamedBarrierSync(kStepsDone, Tile::kThreads);
   if (tile.split.splits == 1) {
-    StageOut(args, half * Tile::kDims / 2, sums, shared);
+    StageOut<kHalf>(sums, shared);
   } else {
-    StageSums(half * Tile::kDims / 2, sums, shared);
+    StageSums<kHalf>(sums, shared);
   }
   SharedProxyFence();
-  NamedBarrierSync(kOutReady + half, Tile::kGroupThreads);
-  if (threadIdx.x % Tile::kGroupThreads == 0) StoreStaged(tile, maps, work, half, shared);
+  NamedBarrierSync(kOutReady + kHalf, Tile::kGroupThreads);
+  if (threadIdx.x % Tile::kGroupThreads == 0) StoreStaged(tile, maps, work, kHalf, shared);
 }
 
 // 1 / denominator of each head, or the split's statistics.
@@ -387,12 +389,12 @@ __device__ void AttendFirst(const SparseAttentionArgs& args, const SparseAttenti
     if (threadIdx.x == 0) BarrierArrive(&shared.empty[buffer]);
   }
   FinishStats(args, tile, work, stats, shared);
-  FinishHalf(args, tile, maps, work, 0, sums, shared);
+  FinishHalf<0>(tile, maps, work, sums, shared);
 }
 
 // Second warpgroup: dims 256..511.
-__device__ void AttendSecond(const SparseAttentionArgs& args, const SparseAttentionTile& tile,
-                             const AttentionMaps& maps, const BlockWork& work, AttentionShared& shared) {
+__device__ void AttendSecond(const SparseAttentionTile& tile, const AttentionMaps& maps,
+                             const BlockWork& work, AttentionShared& shared) {
   const int row = threadIdx.x % Tile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4;
   float sums[128];
 #pragma unroll
@@ -420,7 +422,7 @@ __device__ void AttendSecond(const SparseAttentionArgs& args, const SparseAttent
     if (threadIdx.x % Tile::kGroupThreads == 0) BarrierArrive(&shared.empty[buffer]);
     BarrierArrive(&shared.probs_empty);
   }
-  FinishHalf(args, tile, maps, work, 1, sums, shared);
+  FinishHalf<1>(tile, maps, work, sums, shared);
 }
 
 // A split without keys says so.
@@ -436,7 +438,7 @@ __device__ void StoreEmptySplit(const SparseAttentionArgs& args, const SparseAtt
 __device__ void FindAngles(const SparseAttentionArgs& args, const SparseAttentionTile& tile,
                            int32_t position, AttentionShared& shared) {
   const int pair = threadIdx.x % Tile::kGroupThreads;
-  if (tile.split.splits == 1 && pair < args.rope_dims / 2) {
+  if (tile.split.splits == 1 && pair < Tile::kRopeDims / 2) {
     shared.angles[pair] = RopeAngle(position, args.freqs[pair]);
   }
   NamedBarrierArrive(kStepsDone, Tile::kThreads);
@@ -488,7 +490,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       break;
     case 1:
       GrowRegisters<224>();
-      AttendSecond(args, tile, maps, work, shared);
+      AttendSecond(tile, maps, work, shared);
       break;
     default:
       ShrinkRegisters<56>();
@@ -546,12 +548,12 @@ __global__ void __launch_bounds__(Tile::kDims / 4)
   const float inverse = 1.0f / denominator;
   uint32_t rounded[2] = {PackBf16(sum.x * inverse, sum.y * inverse),
                          PackBf16(sum.z * inverse, sum.w * inverse)};
-  const int rope_first = Tile::kDims - static_cast<int>(args.rope_dims);
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < 2; ++i) {
     const int dim = 4 * threadIdx.x + 2 * i;
-    if (dim < rope_first) continue;
-    const float2 angle = RopeAngle(args.positions[token], args.freqs[(dim - rope_first) / 2]);
+    if (dim < Tile::kDims - Tile::kRopeDims) continue;
+    const int rope_pair = (dim - (Tile::kDims - Tile::kRopeDims)) / 2;
+    const float2 angle = RopeAngle(args.positions[token], args.freqs[rope_pair]);
     const float2 pair = RotateBack(Bf16ToFloat(static_cast<uint16_t>(rounded[i])),
                                    Bf16ToFloat(static_cast<uint16_t>(rounded[i] >> 16)), angle);
     rounded[i] = PackBf16(pair.x, pair.y);
@@ -594,7 +596,7 @@ void LaunchSparseAttentionPortable(const SparseAttentionArgs& args, cudaStream_t
 
 SparseAttentionTile ChooseSparseAttentionTile(const SparseAttentionArgs& args, bool deterministic) {
   const bool fits = CurrentDevice().sm90 && args.format == KvFormat::kBf16 &&
-                    args.head_dim == Tile::kDims && args.rope_dims <= 2 * Tile::kMaxRopePairs;
+                    args.head_dim == Tile::kDims && args.rope_dims == Tile::kRopeDims;
   if (!fits) return {};
   return {.path = AttentionPath::kTensorCore,
           .split = ChooseAttentionSplits(args.num_tokens, args.num_heads, args.max_keys,

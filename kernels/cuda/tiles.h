@@ -28,7 +28,7 @@ int64_t ScoreStride(int64_t max_visible);
 int64_t ScoreRows(int64_t num_tokens, int64_t max_visible);
 int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible);
 
-// kTensorCore needs sm_90a, bf16 latents and d = 512. Keys are attended to 64 a step. Each split of a
+// kTensorCore needs sm_90a, bf16 latents, d = 512 and r_d = 64. Keys are attended to 64 a step. Each split of a
 // token's steps is a thread block of its own; a second kernel joins them.
 enum class AttentionPath : uint8_t { kPortable, kTensorCore };
 struct AttentionSplits {
