@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "bench/gpu/device_array.h"
 #include "bench/gpu/measure.h"
 #include "kernels/cuda/launchers.h"
-#include "bench/gpu/device_array.h"
 
 namespace lodestone::cuda::bench {
 namespace {
@@ -45,14 +45,23 @@ __global__ void FillKernel(void* data, int64_t n, FillKind kind, uint64_t seed) 
     const uint64_t x = seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(i);
     switch (kind) {
       case FillKind::kBf16:
-        static_cast<uint16_t*>(data)[i] =
-            static_cast<uint16_t>(__float_as_uint(NormalOf(x)) >> 16);
+        static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>(__float_as_uint(NormalOf(x)) >> 16);
         break;
-      case FillKind::kF32: static_cast<float*>(data)[i] = NormalOf(x); break;
-      case FillKind::kE4m3: static_cast<uint8_t*>(data)[i] = Hash(x) & 0xf7u; break;
-      case FillKind::kBytes: static_cast<uint8_t*>(data)[i] = Hash(x) & 0xffu; break;
-      case FillKind::kE8m0: static_cast<uint8_t*>(data)[i] = 120 + Hash(x) % 8; break;
-      case FillKind::kKeyScale: static_cast<float*>(data)[i] = 0.01f; break;
+      case FillKind::kF32:
+        static_cast<float*>(data)[i] = NormalOf(x);
+        break;
+      case FillKind::kE4m3:
+        static_cast<uint8_t*>(data)[i] = Hash(x) & 0xf7u;
+        break;
+      case FillKind::kBytes:
+        static_cast<uint8_t*>(data)[i] = Hash(x) & 0xffu;
+        break;
+      case FillKind::kE8m0:
+        static_cast<uint8_t*>(data)[i] = 120 + Hash(x) % 8;
+        break;
+      case FillKind::kKeyScale:
+        static_cast<float*>(data)[i] = 0.01f;
+        break;
     }
   }
 }
@@ -113,7 +122,8 @@ double MeasureProduct() {
   return 2.0 * kSize * kSize * kSize / us * 1e6;
 }
 
-// Tables of `num_seqs` x `max_pages` random pages of a pool; no page twice unless the pool is small.
+// Tables of `num_seqs` x `max_pages` random pages of a pool; no page twice unless the pool is
+// small.
 std::vector<int32_t> RandomPages(int64_t count, int64_t pool_pages, std::mt19937& random) {
   std::vector<int32_t> pages(pool_pages);
   std::iota(pages.begin(), pages.end(), 0);
@@ -124,8 +134,7 @@ std::vector<int32_t> RandomPages(int64_t count, int64_t pool_pages, std::mt19937
 }
 
 struct IndexPool {
-  IndexPool(IndexKeyFormat key_format, int64_t num_pages)
-      : format(key_format), pages(num_pages) {
+  IndexPool(IndexKeyFormat key_format, int64_t num_pages) : format(key_format), pages(num_pages) {
     const RowBytes bytes = IndexKeyRowBytes(format, kIndexDims);
     const int64_t rows = pages * kEntriesPerPage;
     if (format == IndexKeyFormat::kBf16) {
@@ -197,10 +206,10 @@ void BenchIndex(const IndexPool& pool, int64_t entries, int64_t num_seqs, int64_
   const double key_bytes = static_cast<double>(IndexKeyRowBytes(pool.format, kIndexDims).total());
   const double keys = static_cast<double>(num_seqs * entries);
   const double scored = static_cast<double>(tokens * entries);
-  report.Add(std::string(select ? "index+topk " : "index ") + std::string(Name(pool.format)),
-             std::to_string(tokens) + " tok x " + std::to_string(entries), us,
-             {.bytes = keys * key_bytes + scored * 4,
-              .flops = scored * 2 * kIndexHeads * kIndexDims});
+  report.Add(
+      std::string(select ? "index+topk " : "index ") + std::string(Name(pool.format)),
+      std::to_string(tokens) + " tok x " + std::to_string(entries), us,
+      {.bytes = keys * key_bytes + scored * 4, .flops = scored * 2 * kIndexHeads * kIndexDims});
 }
 
 void BenchIndexAll(Report& report) {
@@ -232,7 +241,8 @@ void BenchTopK(int64_t rows, int64_t entries, const TopKTile& tile, Report& repo
                 .top_entries = top.data()},
                tile, stream);
   });
-  report.Add("topk 512, " + std::to_string(tile.cluster) + "x" + std::to_string(tile.per_thread), std::to_string(rows) + " x " + std::to_string(entries), us,
+  report.Add("topk 512, " + std::to_string(tile.cluster) + "x" + std::to_string(tile.per_thread),
+             std::to_string(rows) + " x " + std::to_string(entries), us,
              {.bytes = static_cast<double>(rows * entries * 4)});
 }
 
@@ -290,27 +300,28 @@ void BenchAttention(const DeviceArray<uint8_t>& pool, int64_t tokens, int64_t he
   }
   const DeviceArray<int32_t> d_positions(positions), d_token_seq(token_seq), d_first(seq_first),
       d_slot(seq_slot), d_top(top);
-  SparseAttentionArgs args = {.q = q->data(),
-                              .latents = latents->data(),
-                              .positions = d_positions.data(),
-                              .token_seq = d_token_seq.data(),
-                              .seq_first = d_first.data(),
-                              .seq_slot = d_slot.data(),
-                              .max_pages = kPages,
-                              .window = kWindow,
-                              .ring = {pool.data(), nullptr, kWindow * 1024, 0, seqs},
-                              .ratio = 4,
-                              .entries = {pool.data(), nullptr, kEntriesPerPage * 1024, 0, pool_pages},
-                              .top_entries = d_top.data(),
-                              .k = k,
-                              .sink = sink->data(),
-                              .freqs = freqs->data(),
-                              .rope_dims = 64,
-                              .num_tokens = tokens,
-                              .num_heads = heads,
-                              .head_dim = kDims,
-                              .max_keys = kWindow + k,
-                              .out = out.data()};
+  SparseAttentionArgs args = {
+      .q = q->data(),
+      .latents = latents->data(),
+      .positions = d_positions.data(),
+      .token_seq = d_token_seq.data(),
+      .seq_first = d_first.data(),
+      .seq_slot = d_slot.data(),
+      .max_pages = kPages,
+      .window = kWindow,
+      .ring = {pool.data(), nullptr, kWindow * 1024, 0, seqs},
+      .ratio = 4,
+      .entries = {pool.data(), nullptr, kEntriesPerPage * 1024, 0, pool_pages},
+      .top_entries = d_top.data(),
+      .k = k,
+      .sink = sink->data(),
+      .freqs = freqs->data(),
+      .rope_dims = 64,
+      .num_tokens = tokens,
+      .num_heads = heads,
+      .head_dim = kDims,
+      .max_keys = kWindow + k,
+      .out = out.data()};
   const SparseAttentionTile tile = ChooseSparseAttentionTile(args, false);
   const DeviceArray<uint8_t> scratch(
       static_cast<size_t>(SparseAttentionScratchBytes(tokens, heads, kDims, tile)));

@@ -47,8 +47,8 @@ inline double GraphMicroseconds(int launches, const std::function<void(int, cuda
 }
 
 struct Ceilings {
-  double read_bytes = 0;   // per second, a reduction over 4 GiB
-  double bf16_flops = 0;   // per second, a product of 8,192 x 8,192 x 8,192
+  double read_bytes = 0;  // per second, a reduction over 4 GiB
+  double bf16_flops = 0;  // per second, a product of 8,192 x 8,192 x 8,192
 };
 
 struct Work {

@@ -40,8 +40,8 @@ inline const DeviceTraits& CurrentDevice() {
     int minor = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&traits[device].processors,
-                                      cudaDevAttrMultiProcessorCount, device));
+    CUDA_CHECK(
+        cudaDeviceGetAttribute(&traits[device].processors, cudaDevAttrMultiProcessorCount, device));
     traits[device].sm90 = major == 9 && minor == 0;
     known[device] = true;
   }

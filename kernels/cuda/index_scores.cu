@@ -3,15 +3,16 @@
 // A persistent grid: the 64-entry tiles of all tokens, in order, are cut into one equal range per
 // thread block, so that one long request spreads over the card. Four warps feed a ring of key tiles
 // with the copy engine, in turn; math warpgroups take turns, too: tile i goes to warpgroup i mod
-// kMathGroups. Keys are
-// the M operand (64 entries), the heads of one or two tokens the N operand (64 or 128).
+// kMathGroups. Keys are the M operand (64 entries), the heads of one or two tokens the N operand
+// (64 or 128).
 //
-// Every format runs the same products in the same order (m64n64k16 or m64n128k16, k ascending) on bf16
-// operands: bf16 keys straight from shared memory, fp8 and fp4 keys widened into registers. So fp4
-// keys that hold what bf16 keys would give the same bits.
+// Every format runs the same products in the same order (m64n64k16 or m64n128k16, k ascending) on
+// bf16 operands: bf16 keys straight from shared memory, fp8 and fp4 keys widened into registers. So
+// fp4 keys that hold what bf16 keys would give the same bits.
 //
 // Bound: bytes in decode (256, 132 or 68 per entry and token), products in prefill (16,384 FLOP per
-// entry and token at 64 heads). docs/benchmarks.md has the measured shares.
+// entry and token at 64 heads). Measured on an H200: 0.86 of it at 32 x 32,768 entries with bf16
+// keys, 0.54 fp8, 0.40 fp4 (both bound by the instructions that widen); 0.71 in bf16 prefill.
 
 #include <cuda.h>
 
@@ -35,20 +36,21 @@ struct IndexScoresTile {
   static constexpr IndexKeyFormat kFormat = kTileFormat;
   static constexpr int kTokens = kTileTokens;  // that share a key tile
   static constexpr int kColumns = kTokens * kHeads;
-  // Decode with bf16 keys is bound by bytes: two warpgroups and 64 KiB in flight keep up, and leave
-  // room for the next kernel's blocks. Widening hides its latency behind other warpgroups.
+  // Decode with bf16 keys is bound by bytes and two warpgroups keep up. Widening is bound by issue
+  // slots and hides its latency behind other warpgroups.
   static constexpr bool kWidens = kFormat != IndexKeyFormat::kBf16;
   static constexpr int kMathGroups = kTokens == 1 ? (kWidens ? 4 : 2) : 3;
   static constexpr int kMathThreads = 128 * kMathGroups;
-  static constexpr int kLoadWarps = 4;  // one alone takes about 1,000 clocks a tile to issue copies
+  static constexpr int kLoadWarps = 4;
   static constexpr int kThreads = kMathThreads + 32 * kLoadWarps;
   static constexpr int kPayloadBytes =
       kEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).payload);
-  static constexpr int kScaleBytes =
+  [[maybe_unused]] static constexpr int kScaleBytes =
       kEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).scale);
-  static constexpr int kStages = !kWidens                          ? (kTokens == 1 ? 4 : 8)
-                                 : kFormat == IndexKeyFormat::kFp8 ? 12
-                                                                   : 16;
+  // The ring takes more than half of the shared memory (kBf16) or the threads more than half of the
+  // registers: blocks of the next launch must not share a processor with one of this, since each
+  // block has an equal share of the tiles.
+  static constexpr int kStages = kFormat == IndexKeyFormat::kFp4 ? 16 : 8;
   static constexpr int kQueryHalfBytes = kColumns * 128;  // 64 dims of every column
   static_assert(kPayloadBytes % 1024 == 0, "tiles keep the alignment that swizzled rows need");
   static_assert(kStages % kLoadWarps == 0, "a stage has one loading warp");
@@ -75,8 +77,8 @@ struct IndexScoresMaps {
   CUtensorMap query;  // bf16 [T * H_i, 128], 64 x kColumns a box
 };
 
-// Adjacent tokens of one sequence that share key tiles. A group starts at an even token or where the
-// sequence changes.
+// Adjacent tokens of one sequence that share key tiles. A group starts at an even token or where
+// the sequence changes.
 struct TokenGroup {
   int tokens;
   int tiles;
@@ -167,9 +169,11 @@ __device__ void LoadKeys(const IndexScoresArgs& args, const IndexScoresMaps& map
   uint64_t* const full = &shared.key_full[stage];
   BarrierWait(&shared.key_empty[stage], parity);
   BarrierArriveExpect(full, Tile::kPayloadBytes + Tile::kScaleBytes);
-  CopyBox3(shared.keys[stage], &maps.keys, full, 0, 0, page);
+  // Decode reads a key once; tokens of a prefill chunk read it again.
+  const auto copy = Tile::kTokens == 1 ? CopyBox3Once : CopyBox3;
+  copy(shared.keys[stage], &maps.keys, full, 0, 0, page);
   if constexpr (Tile::kFormat == IndexKeyFormat::kBf16) {
-    CopyBox3(shared.keys[stage] + Tile::kPayloadBytes / 2, &maps.keys, full, 128, 0, page);
+    copy(shared.keys[stage] + Tile::kPayloadBytes / 2, &maps.keys, full, 128, 0, page);
   } else {
     CopyBulk(shared.scale[stage], args.keys.scale + page * args.keys.scale_block_stride,
              Tile::kScaleBytes, full);
@@ -220,47 +224,60 @@ __device__ uint32_t PickBytes(uint32_t low, uint32_t high, uint32_t selector) {
   return __byte_perm(low, high, selector);
 }
 
-// A operands of all k-steps from packed keys: codes widened to bf16. `row` is this thread's first row
-// of the tile; `scales` holds the packed row scales of rows `row` and `row` + 8 (kFp4). Rows 8 apart
-// are swizzled alike, so that most addresses differ by constants. Four threads read the same 16
-// bytes and pick theirs.
+// A operands of all k-steps from packed keys: codes widened to bf16. `row` is this thread's first
+// row of the tile. Rows 8 apart are swizzled alike, so that most addresses differ by constants.
+// Four threads read the same 16 bytes and pick theirs.
+__device__ void WidenFp8(const uint8_t* keys, int row, uint32_t (&a)[kDims / 16][4]) {
+  const uint32_t pair = threadIdx.x % 4;
+  const uint32_t two_bytes = 0x10u + pair * 0x22u;  // of 8; the upper half of the result is unused
+#pragma unroll
+  for (int step = 0; step < kDims / 16; ++step) {
+    const uint8_t* unit = keys + row * 128 + (step ^ (row % 8)) * 16;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const uint4 codes = *reinterpret_cast<const uint4*>(unit + j * 8 * 128);
+      a[step][j] = WidenE4m3Pair(PickBytes(codes.x, codes.y, two_bytes));
+      a[step][2 + j] = WidenE4m3Pair(PickBytes(codes.z, codes.w, two_bytes));
+    }
+  }
+}
+
+// The same; `scales` holds the four scales of rows `row` and `row` + 8. With kSmallScales none
+// exceeds 127, and one product a pair is enough.
+template <bool kSmallScales>
+__device__ void WidenFp4(const uint8_t* keys, int row, const uint32_t (&scales)[2],
+                         uint32_t (&a)[kDims / 16][4]) {
+  const uint32_t one_byte = 0x4440u + threadIdx.x % 4;  // then bytes of the zero word
+#pragma unroll
+  for (int group = 0; group < kDims / kFp4Group; ++group) {
+    const uint8_t* unit = keys + row * 64 + (group ^ (row / 2 % 4)) * 16;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const uint4 codes = *reinterpret_cast<const uint4*>(unit + j * 8 * 64);
+      const uint32_t scale = (scales[j] >> (8 * group)) & 255u;
+      const uint32_t factor = kSmallScales ? E2m1Factor(scale) : E8m0ToBf16x2(scale);
+      const auto widen = [&](uint32_t four) {
+        const uint32_t byte = PickBytes(four, 0, one_byte);
+        return kSmallScales ? MultiplyBf16x2(SpreadE2m1Pair(byte), factor)
+                            : WidenE2m1Pair(byte, factor);
+      };
+      a[2 * group][j] = widen(codes.x);
+      a[2 * group][2 + j] = widen(codes.y);
+      a[2 * group + 1][j] = widen(codes.z);
+      a[2 * group + 1][2 + j] = widen(codes.w);
+    }
+  }
+}
+
 template <typename Tile>
 __device__ void WidenKeys(const uint8_t* keys, int row, const uint32_t (&scales)[2],
                           uint32_t (&a)[kDims / 16][4]) {
-  const uint32_t pair = threadIdx.x % 4;
   if constexpr (Tile::kFormat == IndexKeyFormat::kFp8) {
-    const uint32_t two_bytes = 0x10u + pair * 0x22u;  // of 8; the upper half of the result is unused
-#pragma unroll
-    for (int step = 0; step < kDims / 16; ++step) {
-      const uint8_t* unit = keys + row * 128 + (step ^ (row % 8)) * 16;
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const uint4 codes = *reinterpret_cast<const uint4*>(unit + j * 8 * 128);
-        a[step][j] = WidenE4m3Pair(PickBytes(codes.x, codes.y, two_bytes));
-        a[step][2 + j] = WidenE4m3Pair(PickBytes(codes.z, codes.w, two_bytes));
-      }
-    }
+    WidenFp8(keys, row, a);
+  } else if (__any_sync(~0u, ((scales[0] | scales[1]) & 0x80808080u) != 0)) {
+    WidenFp4<false>(keys, row, scales, a);
   } else {
-    const uint32_t one_byte = 0x4440u + pair;  // then bytes of the zero word
-    uint4 codes[kDims / kFp4Group][2];
-#pragma unroll
-    for (int group = 0; group < kDims / kFp4Group; ++group) {
-      const uint8_t* unit = keys + row * 64 + (group ^ (row / 2 % 4)) * 16;
-      codes[group][0] = *reinterpret_cast<const uint4*>(unit);
-      codes[group][1] = *reinterpret_cast<const uint4*>(unit + 8 * 64);
-    }
-#pragma unroll
-    for (int group = 0; group < kDims / kFp4Group; ++group) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const uint32_t factor = E8m0ToBf16x2((scales[j] >> (8 * group)) & 255u);
-        const uint4 four = codes[group][j];
-        a[2 * group][j] = WidenE2m1Pair(PickBytes(four.x, 0, one_byte), factor);
-        a[2 * group][2 + j] = WidenE2m1Pair(PickBytes(four.y, 0, one_byte), factor);
-        a[2 * group + 1][j] = WidenE2m1Pair(PickBytes(four.z, 0, one_byte), factor);
-        a[2 * group + 1][2 + j] = WidenE2m1Pair(PickBytes(four.w, 0, one_byte), factor);
-      }
-    }
+    WidenFp4<true>(keys, row, scales, a);
   }
 }
 
@@ -270,13 +287,14 @@ __device__ void MultiplyTile(const uint8_t* keys, const uint8_t* query, int row,
                              const uint32_t (&scales)[2], float (&acc)[Tile::kColumns / 2]) {
   constexpr int kSteps = kDims / 16;
   constexpr int kStepBytes = 32;
-  const uint32_t query_address = SharedAddress(query);
+  // The same in all threads; the shuffle lets the compiler know.
+  const uint32_t query_address = __shfl_sync(~0u, SharedAddress(query), 0);
   const auto query_tile = [&](int step) {
     return RowTileDescriptor(query_address + step / 4 * Tile::kQueryHalfBytes +
                              step % 4 * kStepBytes);
   };
   if constexpr (Tile::kFormat == IndexKeyFormat::kBf16) {
-    const uint32_t key_address = SharedAddress(keys);
+    const uint32_t key_address = __shfl_sync(~0u, SharedAddress(keys), 0);
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -329,19 +347,29 @@ __device__ void SumHeads(const float (&acc)[Tile::kColumns / 2], const float* we
   }
 }
 
-// Of the four threads that hold a row's sums each stores one: (token, r), (token, r + 8), ...
-template <typename Tile>
-__device__ void StoreScores(const IndexScoresArgs& args, int token, int tokens, int entry,
-                            const float (&sums)[Tile::kTokens][2]) {
+// Where this thread stores scores of a token group. Of the four threads that hold a row's sums each
+// stores one: (token, r), (token, r + 8), then the same of the second token.
+struct ScoreRow {
+  float* out;   // of the token
+  int visible;  // 0 if this thread stores nothing
+  int first;    // entry of tile 0
+};
+__device__ ScoreRow FindScoreRow(const IndexScoresArgs& args, int token, int tokens, int row) {
   const int which = threadIdx.x % 4;
-  if (which >= 2 * tokens) return;
+  if (which >= 2 * tokens) return {args.scores, 0, 0};
+  const int64_t at = token + which / 2;
+  return {args.scores + at * args.score_stride, args.num_visible[at], row + 8 * (which % 2)};
+}
+
+template <typename Tile>
+__device__ void StoreScore(const ScoreRow& row, int tile, const float (&sums)[Tile::kTokens][2]) {
+  const int which = threadIdx.x % 4;
   float score = which % 2 == 0 ? sums[0][0] : sums[0][1];
   if constexpr (Tile::kTokens == 2) {
     if (which >= 2) score = which % 2 == 0 ? sums[1][0] : sums[1][1];
   }
-  const int64_t row = token + which / 2;
-  const int column = entry + 8 * (which % 2);
-  if (column < args.num_visible[row]) args.scores[row * args.score_stride + column] = score;
+  const int entry = tile * kEntries + row.first;
+  if (entry < row.visible) row.out[entry] = score;
 }
 
 // One math warpgroup: its turns among the tiles of this block.
@@ -359,6 +387,7 @@ __device__ void ScoreTiles(const IndexScoresArgs& args, IndexScoresShared<Tile>&
     if (count > 0) {
       const int buffer = query % 2;
       BarrierWait(&shared.query_full[buffer], query / 2 % 2);
+      const ScoreRow score_row = FindScoreRow(args, token, group.tokens, row);
       const int skip =
           (group_index + Tile::kMathGroups - number % Tile::kMathGroups) % Tile::kMathGroups;
       for (int i = skip; i < count; i += Tile::kMathGroups) {
@@ -381,7 +410,7 @@ __device__ void ScoreTiles(const IndexScoresArgs& args, IndexScoresShared<Tile>&
             sums[t][1] *= __uint_as_float(scales[1]);
           }
         }
-        StoreScores<Tile>(args, token, group.tokens, (tile + i) * kEntries + row, sums);
+        StoreScore<Tile>(score_row, tile + i, sums);
       }
       if (threadIdx.x % 128 == 0) BarrierArrive(&shared.query_empty[buffer]);
       ++query;
@@ -426,25 +455,24 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 IndexScoresMaps MakeMaps(const IndexScoresArgs& args, int columns) {
   const int64_t row_bytes = IndexKeyRowBytes(args.format, kDims).payload;
   const uint32_t box_bytes = row_bytes >= 128 ? 128 : 64;
-  return {
-      .keys = MakeTensorMap(
-          {.data = args.keys.payload,
-           .type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
-           .rank = 3,
-           .size = {static_cast<uint64_t>(row_bytes), kEntries,
-                    static_cast<uint64_t>(args.keys.num_blocks)},
-           .stride = {static_cast<uint64_t>(row_bytes),
-                      static_cast<uint64_t>(args.keys.payload_block_stride)},
-           .box = {box_bytes, kEntries, 1},
-           .swizzle = box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B}),
-      .query = MakeTensorMap(
-          {.data = args.q,
-           .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-           .rank = 2,
-           .size = {kDims, static_cast<uint64_t>(args.num_tokens * args.num_heads)},
-           .stride = {kDims * 2},
-           .box = {64, static_cast<uint32_t>(columns)},
-           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B})};
+  return {.keys = MakeTensorMap({.data = args.keys.payload,
+                                 .type = CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                                 .rank = 3,
+                                 .size = {static_cast<uint64_t>(row_bytes), kEntries,
+                                          static_cast<uint64_t>(args.keys.num_blocks)},
+                                 .stride = {static_cast<uint64_t>(row_bytes),
+                                            static_cast<uint64_t>(args.keys.payload_block_stride)},
+                                 .box = {box_bytes, kEntries, 1},
+                                 .swizzle = box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                                                             : CU_TENSOR_MAP_SWIZZLE_64B}),
+          .query = MakeTensorMap(
+              {.data = args.q,
+               .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+               .rank = 2,
+               .size = {kDims, static_cast<uint64_t>(args.num_tokens * args.num_heads)},
+               .stride = {kDims * 2},
+               .box = {64, static_cast<uint32_t>(columns)},
+               .swizzle = CU_TENSOR_MAP_SWIZZLE_128B})};
 }
 
 template <IndexKeyFormat kFormat, int kTokens>

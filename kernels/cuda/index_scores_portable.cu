@@ -27,8 +27,8 @@ __device__ float LoadKeys(const IndexScoresArgs& args, int64_t page, float* keys
   const int entry = threadIdx.x % kEntries;
   const uint8_t* payload =
       args.keys.payload + page * args.keys.payload_block_stride + entry * bytes.payload;
-  const uint8_t* scale = args.keys.scale + page * args.keys.scale_block_stride +
-                         entry * bytes.scale;
+  const uint8_t* scale =
+      args.keys.scale + page * args.keys.scale_block_stride + entry * bytes.scale;
   for (int i = threadIdx.x / kEntries; i < args.head_dim; i += kParts) {
     keys[i * kEntries + entry] = IndexKeyElement<kFormat>(payload, scale, i);
   }

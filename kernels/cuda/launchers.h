@@ -7,8 +7,8 @@
 #include "kernels/cuda/tiles.h"
 #include "runtime/cache_format.h"
 
-// Host launchers of the CUDA kernels. Each takes a struct of device pointers, queues on `stream`, and
-// neither allocates nor synchronises, so a step can be captured as a graph. Formulas, ties and
+// Host launchers of the CUDA kernels. Each takes a struct of device pointers, queues on `stream`,
+// and neither allocates nor synchronises, so a step can be captured as a graph. Formulas, ties and
 // padding are those of the op's params struct in kernels/op_params.h. A failed launch ends the
 // process.
 //
@@ -19,7 +19,7 @@ namespace lodestone::cuda {
 // Rows of one cache kind and layer (RowStore), dense within a block: a page or a sequence slot.
 struct DeviceRows {
   const uint8_t* payload = nullptr;
-  const uint8_t* scale = nullptr;  // null if the format has none
+  const uint8_t* scale = nullptr;    // null if the format has none
   int64_t payload_block_stride = 0;  // bytes; a multiple of 16
   int64_t scale_block_stride = 0;    // bytes; a multiple of 16
   int64_t num_blocks = 0;
@@ -51,12 +51,12 @@ IndexScoresPath ChooseIndexScoresPath(const IndexScoresArgs& args);
 // The k largest of n[row] scores per row: ascending entry numbers, then -1. Ties go to the lower
 // entry; NaN sorts below every number.
 struct TopKArgs {
-  const float* scores = nullptr;  // [rows, score_stride]
-  int64_t score_stride = 0;       // elements; a multiple of 4
+  const float* scores = nullptr;         // [rows, score_stride]
+  int64_t score_stride = 0;              // elements; a multiple of 4
   const int32_t* num_visible = nullptr;  // [rows]
   int64_t num_rows = 0;
-  int64_t max_visible = 0;  // at least every num_visible[row]; <= kMaxTopKEntries
-  int32_t k = 0;            // 1 .. kMaxTopK
+  int64_t max_visible = 0;         // at least every num_visible[row]; <= kMaxTopKEntries
+  int32_t k = 0;                   // 1 .. kMaxTopK
   int32_t* top_entries = nullptr;  // [rows, k]  out
 };
 void LaunchTopK(const TopKArgs& args, const TopKTile& tile, cudaStream_t stream);
@@ -73,8 +73,8 @@ void LaunchIndexTopK(const IndexTopKArgs& args, cudaStream_t stream);
 
 // Sparse attention (SparseAttentionParams) over the ring window and the chosen, or all, entries.
 struct SparseAttentionArgs {
-  const uint16_t* q = nullptr;        // bf16 [T, H, d]
-  const uint16_t* latents = nullptr;  // bf16 [T, d]  the batch's own
+  const uint16_t* q = nullptr;           // bf16 [T, H, d]
+  const uint16_t* latents = nullptr;     // bf16 [T, d]  the batch's own
   const int32_t* positions = nullptr;    // [T]
   const int32_t* token_seq = nullptr;    // [T]
   const int32_t* seq_first = nullptr;    // [B]

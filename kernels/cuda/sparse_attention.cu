@@ -7,8 +7,8 @@
 // columns, as V. With several splits a second kernel joins them and adds the sink.
 //
 // Bound in decode: 1,024 bytes a key and 128 KiB of queries and outputs a token; in prefill 131,072
-// FLOP a key at 64 heads, and the gather through L2 close behind. docs/benchmarks.md has the
-// measured shares.
+// FLOP a key at 64 heads, and the gather through L2 close behind. Measured on an H200 with 64 heads
+// and 640 keys: 0.67 of it for 128 tokens in decode, 0.54 in prefill.
 
 #include <cuda.h>
 
@@ -31,7 +31,7 @@ struct AttentionTile {
   static constexpr int kBuffers = 2;
   static constexpr int kGroupThreads = 128;
   static constexpr int kThreads = 3 * kGroupThreads;
-  static constexpr int kSlices = kDims / 64;        // of 64 dims: 128 bytes a row
+  static constexpr int kSlices = kDims / 64;  // of 64 dims: 128 bytes a row
   static constexpr int kSliceBytes = kKeys * 128;
   static constexpr int kRopeDims = 64;  // the last ones: the second warpgroup has them
   static constexpr int kEntriesPerThread = 3;
@@ -48,7 +48,7 @@ struct alignas(1024) AttentionShared {
   float rescale[Tile::kHeads];       // factor of the sums before this step
   float inverse[Tile::kHeads];       // 1 / denominator
   float2 angles[Tile::kRopeDims / 2];
-  int32_t entry_rows[kMaxTopK];      // ratio 4: page * 64 + row of each listed entry
+  int32_t entry_rows[kMaxTopK];  // ratio 4: page * 64 + row of each listed entry
   uint64_t query_full;
   uint64_t probs_full;
   uint64_t probs_empty;
@@ -63,7 +63,8 @@ struct AttentionMaps {
   CUtensorMap out;    // the same of the output
   CUtensorMap sums;   // f32 [T * splits, H, 512], 32 dims x 64 heads a box
 };
-constexpr int kSumsSlices = Tile::kDims / 32;  // of 128 bytes a row; they take the key buffers' place
+constexpr int kSumsSlices =
+    Tile::kDims / 32;  // of 128 bytes a row; they take the key buffers' place
 static_assert(kSumsSlices * Tile::kSliceBytes == sizeof(AttentionShared::keys));
 
 // Partial results of the splits: unnormalised sums, and (largest score in units of log2, sum of
@@ -164,9 +165,8 @@ __device__ void GatherKeys(const SparseAttentionArgs& args, const TokenKeys& key
       const uint64_t address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(my_row), i);
       const uint32_t to = base + row * 128 + ((lane % 8) ^ (row % 8)) * 16;
       // A missing key is a row of zeros; its probability is 0.
-      const uint8_t* const from =
-          reinterpret_cast<const uint8_t*>(address == 0 ? reinterpret_cast<uint64_t>(args.q)
-                                                        : address);
+      const uint8_t* const from = reinterpret_cast<const uint8_t*>(
+          address == 0 ? reinterpret_cast<uint64_t>(args.q) : address);
       const uint32_t bytes = address == 0 ? 0 : 16;
       CopyAsync16(to, from + lane * 16, bytes);
       CopyAsync16(to + 4 * Tile::kSliceBytes, from + 512 + lane * 16, bytes);
@@ -196,8 +196,8 @@ struct RowStats {
   float sum[2];      // of this thread's probabilities so far
 };
 
-// scores become probabilities, packed as the A operand of 4 k-steps; rescale[2]: what the sums so far
-// must be multiplied by. `scale` is d^-1/2 log2(e).
+// scores become probabilities, packed as the A operand of 4 k-steps; rescale[2]: what the sums so
+// far must be multiplied by. `scale` is d^-1/2 log2(e).
 __device__ void ToProbabilities(float (&scores)[32], int valid_keys, float scale, RowStats& stats,
                                 uint32_t (&probs)[4][4], float (&rescale)[2]) {
   const int pair = threadIdx.x % 4;
@@ -355,8 +355,8 @@ __device__ void FinishStats(const SparseAttentionArgs& args, const SparseAttenti
 
 // First warpgroup: scores, probabilities, dims 0..255.
 __device__ void AttendFirst(const SparseAttentionArgs& args, const SparseAttentionTile& tile,
-                            const AttentionMaps& maps, const TokenKeys& keys, const BlockWork& work, float scale,
-                            AttentionShared& shared) {
+                            const AttentionMaps& maps, const TokenKeys& keys, const BlockWork& work,
+                            float scale, AttentionShared& shared) {
   RowStats stats = {{-INFINITY, -INFINITY}, {0, 0}};
   float sums[128];
 #pragma unroll
@@ -548,7 +548,7 @@ __global__ void __launch_bounds__(Tile::kDims / 4)
   const float inverse = 1.0f / denominator;
   uint32_t rounded[2] = {PackBf16(sum.x * inverse, sum.y * inverse),
                          PackBf16(sum.z * inverse, sum.w * inverse)};
-#pragma unroll 1
+#pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int dim = 4 * threadIdx.x + 2 * i;
     if (dim < Tile::kDims - Tile::kRopeDims) continue;
@@ -566,22 +566,21 @@ __global__ void __launch_bounds__(Tile::kDims / 4)
 CUtensorMap MakeHeadMap(const void* data, CUtensorMapDataType type, int64_t element_bytes,
                         int64_t num_heads, int64_t planes) {
   const uint64_t row_bytes = static_cast<uint64_t>(Tile::kDims * element_bytes);
-  return MakeTensorMap({.data = data,
-                        .type = type,
-                        .rank = 3,
-                        .size = {Tile::kDims, static_cast<uint64_t>(num_heads),
-                                 static_cast<uint64_t>(planes)},
-                        .stride = {row_bytes, row_bytes * static_cast<uint64_t>(num_heads)},
-                        .box = {static_cast<uint32_t>(128 / element_bytes), Tile::kHeads, 1},
-                        .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
+  return MakeTensorMap(
+      {.data = data,
+       .type = type,
+       .rank = 3,
+       .size = {Tile::kDims, static_cast<uint64_t>(num_heads), static_cast<uint64_t>(planes)},
+       .stride = {row_bytes, row_bytes * static_cast<uint64_t>(num_heads)},
+       .box = {static_cast<uint32_t>(128 / element_bytes), Tile::kHeads, 1},
+       .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
 }
 
 AttentionMaps MakeMaps(const SparseAttentionArgs& args, int splits) {
   constexpr auto kBf16 = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  AttentionMaps maps = {
-      .query = MakeHeadMap(args.q, kBf16, 2, args.num_heads, args.num_tokens),
-      .out = MakeHeadMap(args.out, kBf16, 2, args.num_heads, args.num_tokens),
-      .sums = {}};
+  AttentionMaps maps = {.query = MakeHeadMap(args.q, kBf16, 2, args.num_heads, args.num_tokens),
+                        .out = MakeHeadMap(args.out, kBf16, 2, args.num_heads, args.num_tokens),
+                        .sums = {}};
   if (splits > 1) {
     maps.sums = MakeHeadMap(args.scratch, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, args.num_heads,
                             args.num_tokens * splits);

@@ -1,5 +1,5 @@
-// Sparse attention with ordinary arithmetic: any architecture, any number of heads and dims, bf16 and
-// fp8 latents. The plain path beside sparse_attention.cu.
+// Sparse attention with ordinary arithmetic: any architecture, any number of heads and dims, bf16
+// and fp8 latents. The plain path beside sparse_attention.cu.
 //
 // One thread block: one head of one token, 64 keys a step. Each warp scores its keys with the dims
 // spread over lanes; then every thread sums its own dims. Bound by L2 reads (each head reads every
@@ -136,8 +136,8 @@ void LaunchSparseAttentionPortable(const SparseAttentionArgs& args, cudaStream_t
   RequireArgument(args.format != KvFormat::kF32, "LaunchSparseAttentionPortable",
                   "fp32 latents are for the CPU only", 0);
   const float scale = 1.0f / sqrtf(static_cast<float>(args.head_dim));
-  SparseAttentionPortableKernel<<<static_cast<unsigned>(args.num_tokens * args.num_heads),
-                                  kThreads, 0, stream>>>(args, scale);
+  SparseAttentionPortableKernel<<<static_cast<unsigned>(args.num_tokens * args.num_heads), kThreads,
+                                  0, stream>>>(args, scale);
   CUDA_CHECK(cudaGetLastError());
 }
 

@@ -26,12 +26,12 @@ PFN_cuTensorMapEncodeTiled_v12000 Encoder() {
 CUtensorMap MakeTensorMap(const TensorMapShape& shape) {
   CUtensorMap map{};
   const cuuint32_t steps[3] = {1, 1, 1};
-  const CUresult result = Encoder()(
-      &map, shape.type, static_cast<cuuint32_t>(shape.rank), const_cast<void*>(shape.data),
-      reinterpret_cast<const cuuint64_t*>(shape.size),
-      reinterpret_cast<const cuuint64_t*>(shape.stride), shape.box, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, shape.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      Encoder()(&map, shape.type, static_cast<cuuint32_t>(shape.rank),
+                const_cast<void*>(shape.data), reinterpret_cast<const cuuint64_t*>(shape.size),
+                reinterpret_cast<const cuuint64_t*>(shape.stride), shape.box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, shape.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   RequireArgument(result == CUDA_SUCCESS, "MakeTensorMap", "the driver refused the tensor map",
                   static_cast<int64_t>(result));
   return map;

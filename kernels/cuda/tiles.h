@@ -28,8 +28,8 @@ int64_t ScoreStride(int64_t max_visible);
 int64_t ScoreRows(int64_t num_tokens, int64_t max_visible);
 int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible);
 
-// kTensorCore needs sm_90a, bf16 latents, d = 512 and r_d = 64. Keys are attended to 64 a step. Each split of a
-// token's steps is a thread block of its own; a second kernel joins them.
+// kTensorCore needs sm_90a, bf16 latents, d = 512 and r_d = 64. Keys are attended to 64 a step.
+// Each split of a token's steps is a thread block of its own; a second kernel joins them.
 enum class AttentionPath : uint8_t { kPortable, kTensorCore };
 struct AttentionSplits {
   int splits = 1;
@@ -42,8 +42,8 @@ struct SparseAttentionTile {
 inline constexpr int kAttentionKeys = 64;   // keys of one step
 inline constexpr int kAttentionHeads = 64;  // heads of one thread block
 
-// Splits that fill the processors. With `deterministic` a split is a fixed number of steps, so that a
-// token's result does not depend on the other tokens of the batch.
+// Splits that fill the processors. With `deterministic` a split is a fixed number of steps, so that
+// a token's result does not depend on the other tokens of the batch.
 AttentionSplits ChooseAttentionSplits(int64_t num_tokens, int64_t num_heads, int64_t max_keys,
                                       int num_processors, bool deterministic);
 int64_t SparseAttentionScratchBytes(int64_t num_tokens, int64_t num_heads, int64_t head_dim,

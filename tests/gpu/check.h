@@ -76,14 +76,14 @@ inline int RunAll(const std::string& filter) {
 
 }  // namespace testing
 
-#define TEST(suite, name)                                                             \
-  static void suite##_##name();                                                       \
-  static const int registered_##suite##_##name =                                      \
-      ::testing::Register(#suite, #name, &suite##_##name);                            \
+#define TEST(suite, name)                                  \
+  static void suite##_##name();                            \
+  static const int registered_##suite##_##name =           \
+      ::testing::Register(#suite, #name, &suite##_##name); \
   static void suite##_##name()
-#define CHECK_BOTH(a, op, b, tail)                                                    \
-  if ((a)op(b)) {                                                                     \
-  } else                                                                              \
+#define CHECK_BOTH(a, op, b, tail) \
+  if ((a)op(b)) {                  \
+  } else                           \
     tail ::testing::Failure(__FILE__, __LINE__, ::testing::Both(#a, #b, (a), (b)))
 #define EXPECT_EQ(a, b) CHECK_BOTH(a, ==, b, )
 #define EXPECT_LE(a, b) CHECK_BOTH(a, <=, b, )

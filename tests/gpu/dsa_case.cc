@@ -136,7 +136,8 @@ IndexCase::IndexCase(const std::vector<SeqPart>& parts, const IndexShape& index_
                      uint32_t seed)
     : shape(index_shape),
       batch(parts, seed),
-      keys(batch.num_pages, kIndexRows, IndexKeyRowBytes(index_shape.format, index_shape.head_dim)) {
+      keys(batch.num_pages, kIndexRows,
+           IndexKeyRowBytes(index_shape.format, index_shape.head_dim)) {
   std::mt19937 random(seed + 1);
   const auto draw = [&](int64_t n) {
     std::vector<float> values = RandomFloats(n, random);
@@ -152,7 +153,9 @@ IndexCase::IndexCase(const std::vector<SeqPart>& parts, const IndexShape& index_
         batch.positions[batch.seq_first[b]] + batch.seq_tokens[b];  // written so far
     for (int64_t entry = 0; entry < tokens / 4; ++entry) {
       const int64_t page = batch.block_table[b * batch.max_pages + entry / kIndexRows];
-      std::vector<float> key = Widen(ToBf16(draw(shape.head_dim)));
+      std::vector<float> key = draw(shape.head_dim);
+      for (float& value : key) value *= shape.key_factor;
+      key = Widen(ToBf16(key));
       if (shape.round_keys_to_fp4) {
         for (int64_t i = 0; i < shape.head_dim; i += kFp4Group) {
           RoundFp4Group(key.data() + i, kFp4Group);

@@ -5,12 +5,12 @@
 #include <random>
 #include <vector>
 
+#include "bench/gpu/device_array.h"
 #include "kernels/cuda/launchers.h"
 #include "kernels/op_params.h"
-#include "bench/gpu/device_array.h"
 
-// Inputs of the DSA kernels, on the host for the reference ops and on the device. Everything follows
-// from the seed. Memory that no sequence owns is poisoned with NaN.
+// Inputs of the DSA kernels, on the host for the reference ops and on the device. Everything
+// follows from the seed. Memory that no sequence owns is poisoned with NaN.
 namespace lodestone::cuda {
 
 // Tokens [first_position, first_position + num_tokens) of one sequence.
@@ -57,6 +57,7 @@ struct IndexShape {
   IndexKeyFormat format = IndexKeyFormat::kBf16;
   bool round_keys_to_fp4 = false;  // before they are stored: what `reference` numerics do
   bool few_values = false;         // many equal scores
+  float key_factor = 1;
 };
 
 // Index keys and queries of a batch.

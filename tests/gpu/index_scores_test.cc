@@ -24,8 +24,8 @@ const std::vector<SeqPart> kPrefill = {{0, 7}, {250, 12}, {1020, 1}, {0, 1}, {50
 // Runs the kernel; rows are [T, max_visible] and NaN where nothing was written.
 std::vector<float> Compute(IndexCase& input, IndexScoresPath path) {
   IndexScoresArgs args = input.Args();
-  const DeviceArray<float> scores(static_cast<size_t>(
-      input.batch.num_tokens() * std::max<int64_t>(args.max_visible, 1)));
+  const DeviceArray<float> scores(
+      static_cast<size_t>(input.batch.num_tokens() * std::max<int64_t>(args.max_visible, 1)));
   args.scores = scores.data();
   args.score_stride = args.max_visible;
   LaunchIndexScores(args, path, nullptr);
@@ -109,8 +109,7 @@ TEST(IndexScoresTest, OtherDimsTakeThePortablePath) {
   EXPECT_EQ(static_cast<int>(ChooseIndexScoresPath(input.Args())),
             static_cast<int>(IndexScoresPath::kPortable));
   for (IndexKeyFormat format : kFormats) {
-    ExpectMatchesReference({{700, 3}, {255, 1}},
-                           {.num_heads = 6, .head_dim = 64, .format = format},
+    ExpectMatchesReference({{700, 3}, {255, 1}}, {.num_heads = 6, .head_dim = 64, .format = format},
                            IndexScoresPath::kPortable);
   }
 }
@@ -122,6 +121,19 @@ TEST(IndexScoresTest, Fp4AndBf16GiveTheSameBits) {
       IndexCase bf16(parts, {.format = IndexKeyFormat::kBf16, .round_keys_to_fp4 = true}, 5);
       IndexCase fp4(parts, {.format = IndexKeyFormat::kFp4, .round_keys_to_fp4 = true}, 5);
       ExpectSameBits(Compute(bf16, path), Compute(fp4, path), "bf16 and fp4");
+    }
+  }
+}
+
+// Group scales from the smallest to far above 1.
+TEST(IndexScoresTest, KeysOfAnySizeGiveTheSameBits) {
+  for (IndexScoresPath path : kPaths) {
+    for (float factor : {1e-37f, 1e-6f, 5.0f, 1000.0f, 1e30f}) {
+      IndexCase bf16(kDecode, {.round_keys_to_fp4 = true, .key_factor = factor}, 5);
+      IndexCase fp4(
+          kDecode,
+          {.format = IndexKeyFormat::kFp4, .round_keys_to_fp4 = true, .key_factor = factor}, 5);
+      ExpectSameBits(Compute(bf16, path), Compute(fp4, path), "factor " + std::to_string(factor));
     }
   }
 }
@@ -162,8 +174,8 @@ TEST(IndexScoresTest, NanKeyMarksOnlyItsEntry) {
 // Many more tiles than thread blocks, and ring buffers that wrap many times.
 TEST(IndexScoresTest, LongSequencesMatchReference) {
   for (IndexKeyFormat format : kFormats) {
-    ExpectMatchesReference({{150003, 1}, {9, 1}, {77777, 2}},
-                           {.num_heads = 8, .format = format}, IndexScoresPath::kTensorCore);
+    ExpectMatchesReference({{150003, 1}, {9, 1}, {77777, 2}}, {.num_heads = 8, .format = format},
+                           IndexScoresPath::kTensorCore);
   }
 }
 
@@ -188,11 +200,9 @@ TEST(IndexTopKTest, SelectsWhatTheReferenceSelects) {
       const DeviceArray<uint8_t> scratch(
           static_cast<size_t>(IndexTopKScratchBytes(tokens, columns)));
       const DeviceArray<int32_t> top(static_cast<size_t>(tokens * k));
-      LaunchIndexTopK({.index = input.Args(),
-                       .k = k,
-                       .top_entries = top.data(),
-                       .scratch = scratch.data()},
-                      nullptr);
+      LaunchIndexTopK(
+          {.index = input.Args(), .k = k, .top_entries = top.data(), .scratch = scratch.data()},
+          nullptr);
       CUDA_CHECK(cudaDeviceSynchronize());
       const std::vector<int32_t> got = top.Read();
       const std::vector<float> scores = input.ReferenceScores();

@@ -11,8 +11,8 @@ namespace {
 
 std::vector<uint16_t> Compute(AttentionCase& input, const SparseAttentionTile& tile) {
   SparseAttentionArgs args = input.Args();
-  const DeviceArray<uint8_t> scratch(static_cast<size_t>(SparseAttentionScratchBytes(
-      args.num_tokens, args.num_heads, args.head_dim, tile)));
+  const DeviceArray<uint8_t> scratch(static_cast<size_t>(
+      SparseAttentionScratchBytes(args.num_tokens, args.num_heads, args.head_dim, tile)));
   const DeviceArray<uint16_t> out(input.q.size());
   args.scratch = scratch.data();
   args.out = out.data();
@@ -56,16 +56,16 @@ void ExpectMatchesReference(const std::vector<SeqPart>& parts, const AttentionSh
   AttentionCase input(parts, shape, 31);
   const std::vector<uint16_t> want = input.ReferenceOut();
   for (const SparseAttentionTile& tile : tiles) {
-    const std::string what =
-        "heads " + std::to_string(shape.num_heads) + " ratio " + std::to_string(shape.ratio) +
-        " path " + std::to_string(static_cast<int>(tile.path)) + " splits " +
-        std::to_string(tile.split.splits);
+    const std::string what = "heads " + std::to_string(shape.num_heads) + " ratio " +
+                             std::to_string(shape.ratio) + " path " +
+                             std::to_string(static_cast<int>(tile.path)) + " splits " +
+                             std::to_string(tile.split.splits);
     ExpectClose(Compute(input, tile), want, shape.head_dim, what);
   }
 }
 
-const std::vector<SeqPart> kDecode = {{0, 1},   {1, 1},    {63, 1},   {126, 1},  {127, 1},
-                                      {128, 1}, {255, 1},  {1023, 1}, {2047, 1}, {3000, 1}};
+const std::vector<SeqPart> kDecode = {{0, 1},   {1, 1},   {63, 1},   {126, 1},  {127, 1},
+                                      {128, 1}, {255, 1}, {1023, 1}, {2047, 1}, {3000, 1}};
 const std::vector<SeqPart> kPrefill = {{0, 5}, {120, 12}, {500, 3}, {2100, 4}};
 const SparseAttentionTile kPortable = {};
 

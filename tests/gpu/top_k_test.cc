@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "bench/gpu/device_array.h"
 #include "kernels/cuda/launchers.h"
 #include "tests/gpu/check.h"
-#include "bench/gpu/device_array.h"
 
 namespace lodestone::cuda {
 namespace {
@@ -65,7 +65,9 @@ std::vector<NamedDraw> HostileDraws() {
       {"infinities",
        [](int64_t, int64_t, std::mt19937& r) { return r() % 64 == 0 ? kInf : Normal(r); }},
       {"close together",
-       [](int64_t, int64_t, std::mt19937& r) { return 1.0f + static_cast<float>(r() % 4096) * 0x1p-23f; }},
+       [](int64_t, int64_t, std::mt19937& r) {
+         return 1.0f + static_cast<float>(r() % 4096) * 0x1p-23f;
+       }},
       {"wide range",
        [](int64_t, int64_t, std::mt19937& r) {
          return std::ldexp(Normal(r), static_cast<int>(r() % 200) - 100);
@@ -73,8 +75,9 @@ std::vector<NamedDraw> HostileDraws() {
   };
 }
 
-void ExpectRows(const std::vector<float>& scores, int64_t stride, const std::vector<int32_t>& visible,
-                int32_t k, const TopKTile& tile, const std::string& what) {
+void ExpectRows(const std::vector<float>& scores, int64_t stride,
+                const std::vector<int32_t>& visible, int32_t k, const TopKTile& tile,
+                const std::string& what) {
   const DeviceArray<float> device_scores(scores);
   const DeviceArray<int32_t> device_visible(visible);
   const DeviceArray<int32_t> top(visible.size() * static_cast<size_t>(k));
@@ -94,8 +97,8 @@ void ExpectRows(const std::vector<float>& scores, int64_t stride, const std::vec
     const std::vector<int32_t> want = Reference(scores.data() + row * stride, visible[row], k);
     for (int32_t i = 0; i < k; ++i) {
       ASSERT_EQ(got[row * k + i], want[i])
-          << what << ", row " << row << " of " << rows << ", " << visible[row] << " entries, k " << k
-          << ", cluster " << tile.cluster << " x " << tile.per_thread << ", place " << i;
+          << what << ", row " << row << " of " << rows << ", " << visible[row] << " entries, k "
+          << k << ", cluster " << tile.cluster << " x " << tile.per_thread << ", place " << i;
     }
   }
 }
@@ -103,8 +106,7 @@ void ExpectRows(const std::vector<float>& scores, int64_t stride, const std::vec
 void ExpectDraw(const NamedDraw& draw, const std::vector<int32_t>& visible, int32_t k,
                 const TopKTile& tile) {
   std::mt19937 random(17);
-  const int64_t stride =
-      ScoreStride(*std::max_element(visible.begin(), visible.end()));
+  const int64_t stride = ScoreStride(*std::max_element(visible.begin(), visible.end()));
   std::vector<float> scores(visible.size() * static_cast<size_t>(stride),
                             std::numeric_limits<float>::infinity());  // beyond the visible
   for (size_t row = 0; row < visible.size(); ++row) {
@@ -119,7 +121,8 @@ void ExpectDraw(const NamedDraw& draw, const std::vector<int32_t>& visible, int3
 TEST(TopKTest, HostileRowsMatchReference) {
   for (const NamedDraw& draw : HostileDraws()) {
     for (int32_t k : {16, 512, 1024}) {
-      ExpectDraw(draw, {5000, 1024, 1025, 3000, 0, 1, 513, 4096}, k, {.cluster = 1, .per_thread = 8});
+      ExpectDraw(draw, {5000, 1024, 1025, 3000, 0, 1, 513, 4096}, k,
+                 {.cluster = 1, .per_thread = 8});
       ExpectDraw(draw, {32768, 30001}, k, {.cluster = 8, .per_thread = 4});
       ExpectDraw(draw, {32768, 4097}, k, {.cluster = 1, .per_thread = 32});
     }

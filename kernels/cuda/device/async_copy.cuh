@@ -31,10 +31,10 @@ __device__ inline void BarrierArrive(uint64_t* barrier) {
 
 // mbarrier.arrive.expect_tx: one arrival, and `bytes` more to wait for.
 __device__ inline void BarrierArriveExpect(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   SharedAddress(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
 // mbarrier.try_wait.parity (9.7.13.15.16): returns once the phase of this parity is complete. A
@@ -60,6 +60,16 @@ __device__ inline void CopyBox2(void* shared, const CUtensorMap* map, uint64_t* 
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4}], [%2];" ::"r"(SharedAddress(shared)),
       "l"(map), "r"(SharedAddress(barrier)), "r"(x), "r"(y)
+      : "memory");
+}
+// CopyBox3 of data that is read once: the L2 cache gives it up first (createpolicy, 9.7.9.18).
+__device__ inline void CopyBox3Once(void* shared, const CUtensorMap* map, uint64_t* barrier, int x,
+                                    int y, int z) {
+  constexpr uint64_t kEvictFirst = 0x12f0000000000000;
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(SharedAddress(barrier)), "r"(x), "r"(y), "r"(z), "l"(kEvictFirst)
       : "memory");
 }
 __device__ inline void CopyBox3(void* shared, const CUtensorMap* map, uint64_t* barrier, int x,

@@ -7,8 +7,8 @@
 
 #include "runtime/cache_format.h"
 
-// Stored number formats to bf16 and fp32, the same values as kernels/numeric/. Codes of E8M0: 2^(b -
-// 127), 255 is NaN.
+// Stored number formats to bf16 and fp32, the same values as kernels/numeric/. Codes of E8M0: 2^(b
+// - 127), 255 is NaN.
 namespace lodestone::cuda {
 
 __device__ inline float Bf16ToFloat(uint16_t bits) {
@@ -41,13 +41,20 @@ __device__ inline float E8m0ToFloat(uint32_t code) {
   return __uint_as_float(code == 0 ? 0x400000u : code == 255 ? 0x7fc00000u : code << 23);
 }
 
-// The two e2m1 codes of a byte (low nibble first) times 2^(scale - 127). The code's exponent and
-// mantissa bits, put at bf16's, are the value times 2^-126; two products bring it back exactly.
+// The two e2m1 codes of a byte (low nibble first) as bf16, times 2^-126: the codes' exponent and
+// mantissa bits put at bf16's.
+__device__ inline uint32_t SpreadE2m1Pair(uint32_t byte) {
+  const uint32_t magnitudes = (byte * ((1u << 18) + (1u << 6))) & 0x01c001c0u;
+  return ((byte * ((1u << 24) + (1u << 12))) & 0x80008000u) | magnitudes;
+}
+// What brings it back with scale code `scale` in one product, 2^(scale - 1). REQUIRES: scale <=
+// 128.
+__device__ inline uint32_t E2m1Factor(uint32_t scale) { return (scale + 126) * 0x00800080u; }
+
+// The same with any scale: two products, both exact.
 __device__ inline uint32_t WidenE2m1Pair(uint32_t byte, uint32_t scale_pair) {
   constexpr uint32_t kTwoTo126 = 0x7e807e80u;
-  const uint32_t magnitudes = (byte * ((1u << 18) + (1u << 6))) & 0x01c001c0u;
-  const uint32_t bits = ((byte * ((1u << 24) + (1u << 12))) & 0x80008000u) | magnitudes;
-  return MultiplyBf16x2(MultiplyBf16x2(bits, kTwoTo126), scale_pair);
+  return MultiplyBf16x2(MultiplyBf16x2(SpreadE2m1Pair(byte), kTwoTo126), scale_pair);
 }
 
 // Two e4m3 codes (low byte first) as bf16: exact, NaN stays NaN.
