@@ -5,6 +5,7 @@
 #if __has_include(<gtest/gtest.h>) && !defined(LODESTONE_NO_GTEST)
 #include <gtest/gtest.h>
 #else
+#define LODESTONE_OWN_CHECKS
 
 #include <iostream>
 #include <sstream>
@@ -91,9 +92,4 @@ inline int RunAll(const std::string& filter) {
 #define ASSERT_EQ(a, b) CHECK_BOTH(a, ==, b, return ::testing::Abandon() =)
 #define ASSERT_LE(a, b) CHECK_BOTH(a, <=, b, return ::testing::Abandon() =)
 #define EXPECT_TRUE(a) CHECK_BOTH(static_cast<bool>(a), ==, true, )
-
-int main(int argc, char** argv) {
-  const std::string filter = argc > 1 ? argv[1] : "";
-  return ::testing::RunAll(filter);
-}
 #endif
