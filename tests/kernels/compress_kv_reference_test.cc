@@ -86,7 +86,7 @@ void RunInChunks(const Ops& ops, const Compressor& compressor, const TestBatch& 
   }
 }
 
-// Entry b by the formula of the whole prompt, with no state: spec 8.4.
+// Entry b by the formula of the whole prompt, with no state: docs/model.md 8.4.
 std::vector<double> DirectEntry(const Compressor& in, int64_t b) {
   const auto score = [&](int64_t t, int64_t channel) {
     return static_cast<double>(in.score.At(t * in.width + channel) +
