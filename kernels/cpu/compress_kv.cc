@@ -12,9 +12,9 @@ namespace lodestone::cpu {
 namespace {
 
 // One sequence's part of the batch and its compressor state. A chunk is by definition the
-// token-by-token update repeated (docs/model.md 8.5): all groups are pooled from the state as it was
-// before the chunk and from the chunk's tokens, then the state is brought to where it would have
-// arrived.
+// token-by-token update repeated (docs/model.md 8.5): all groups are pooled from the state as it
+// was before the chunk and from the chunk's tokens, then the state is brought to where it would
+// have arrived.
 class Chunk {
  public:
   Chunk(const CompressKvParams& params, int64_t seq_index)
