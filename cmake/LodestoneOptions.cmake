@@ -13,8 +13,9 @@ if(CCACHE_PROGRAM)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
 endif()
+# Address-sanitizer binaries that mold links do not start on Debian 12 (a relocation is refused).
 find_program(MOLD_PROGRAM mold)
-if(MOLD_PROGRAM)
+if(MOLD_PROGRAM AND NOT LODESTONE_SANITIZE)
   add_link_options(-fuse-ld=mold)
 endif()
 

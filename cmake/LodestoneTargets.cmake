@@ -88,6 +88,8 @@ function(lodestone_tests folder label)
   set(name ${folder}_tests)
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE ${ARGN} lodestone_testing GTest::gmock GTest::gtest_main)
+  # Tests spend their time in the libraries; a lower level builds them in half the time.
+  target_compile_options(${name} PRIVATE -O1 -g0)
   target_compile_definitions(${name} PRIVATE LODESTONE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                                              LODESTONE_BIN_DIR="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
   add_test(NAME ${folder} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})

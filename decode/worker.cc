@@ -36,7 +36,7 @@ DecodeWorker::DecodeWorker(const DecodeWorkerOptions& options)
           options.metrics->Counter(MetricId::kAdmissionRejections, {{"reason", "no_capacity"}})),
       refused_context_(options.metrics->Counter(MetricId::kAdmissionRejections,
                                                 {{"reason", "context_length_exceeded"}})),
-      table_(options.engine, options.receiver, options.clock) {}
+      scheduler_(options.engine, options.receiver, options.clock) {}
 
 bool DecodeWorker::Push(Command& command) {
   return commands_.PushUntil(std::move(command), clock_.Now() + kPushTimeout);
@@ -82,7 +82,7 @@ absl::Status DecodeWorker::Loop(const std::function<bool()>& end_requested) {
       drain_deadline = clock_.Now() + drain_timeout_;
     }
     status = Turn();
-    if (drain_deadline && (table_.num_live() == 0 || clock_.Now() > *drain_deadline)) break;
+    if (drain_deadline && (scheduler_.num_live() == 0 || clock_.Now() > *drain_deadline)) break;
   }
   End(status);
   return status;
@@ -94,36 +94,36 @@ void DecodeWorker::End(const absl::Status& status) {
   commands_.Close();
   TakeCommands();
   if (status.ok()) {
-    table_.EndAll(absl::UnavailableError("the decode worker is shutting down"));
+    scheduler_.EndAll(absl::UnavailableError("the decode worker is shutting down"));
     Publish(WorkerState::kDraining, "shutting down");
   } else {
     LOG(ERROR) << "the worker ends: " << status.ToString();
-    table_.EndAll(status);
+    scheduler_.EndAll(status);
     Publish(WorkerState::kUnhealthy, status.ToString());
   }
-  receiver_.Pump(table_);  // prefill workers hear of what was given up
+  receiver_.Pump(scheduler_);  // prefill workers hear of what was given up
 }
 
 absl::Status DecodeWorker::Turn() {
   TakeCommands();
-  receiver_.Pump(table_);
+  receiver_.Pump(scheduler_);
   const TimePoint start = clock_.Now();
-  RETURN_IF_ERROR(table_.Step());
-  if (const int64_t tokens = table_.last_step_tokens(); tokens > 0) {
+  RETURN_IF_ERROR(scheduler_.Step());
+  if (const int64_t tokens = scheduler_.last_step_tokens(); tokens > 0) {
     step_seconds_.Observe(Seconds(clock_.Now() - start));
     step_tokens_.Observe(static_cast<double>(tokens));
     generation_tokens_.Increment(static_cast<double>(tokens));
   }
-  table_.EndExpired();
-  table_.SendEvents();
+  scheduler_.EndExpired();
+  scheduler_.SendEvents();
   Publish(draining_ ? WorkerState::kDraining : WorkerState::kReady, draining_ ? "draining" : "");
   return absl::OkStatus();
 }
 
 void DecodeWorker::TakeCommands() {
-  if (table_.num_running() == 0) {
-    HandleIfAny(
-        commands_.PopUntil(clock_.Now() + (table_.num_live() > 0 ? kPumpInterval : kIdleInterval)));
+  if (scheduler_.num_running() == 0) {
+    HandleIfAny(commands_.PopUntil(clock_.Now() +
+                                   (scheduler_.num_live() > 0 ? kPumpInterval : kIdleInterval)));
   }
   while (HandleIfAny(commands_.TryPop())) {
   }
@@ -138,18 +138,18 @@ bool DecodeWorker::HandleIfAny(std::optional<Command> command) {
 void DecodeWorker::Handle(ReserveCommand command) {
   absl::StatusOr<ReserveReply> reply = draining_
                                            ? absl::UnavailableError("the decode worker is draining")
-                                           : table_.Reserve(command.request);
+                                           : scheduler_.Reserve(command.request);
   CountRefusal(reply.status());
   command.done(std::move(reply));
 }
-void DecodeWorker::Handle(CancelCommand command) { command.done(table_.Cancel(command.lease)); }
+void DecodeWorker::Handle(CancelCommand command) { command.done(scheduler_.Cancel(command.lease)); }
 void DecodeWorker::Handle(OpenCommand command) {
-  table_.OpenStream(command.id, std::move(command.stream));
+  scheduler_.OpenStream(command.id, std::move(command.stream));
 }
 void DecodeWorker::Handle(NameCommand command) {
-  table_.NameOnStream(command.id, command.named, command.subscribe);
+  scheduler_.NameOnStream(command.id, command.named, command.subscribe);
 }
-void DecodeWorker::Handle(CloseCommand command) { table_.CloseStream(command.id); }
+void DecodeWorker::Handle(CloseCommand command) { scheduler_.CloseStream(command.id); }
 
 void DecodeWorker::CountRefusal(const absl::Status& status) {
   if (absl::IsResourceExhausted(status)) refused_capacity_.Increment();
@@ -159,10 +159,10 @@ void DecodeWorker::CountRefusal(const absl::Status& status) {
 void DecodeWorker::Publish(WorkerState state, std::string reason) {
   board_.Set({.state = state,
               .reason = std::move(reason),
-              .running_requests = table_.num_running(),
-              .waiting_transfer = table_.num_receiving(),
-              .waiting_prealloc = table_.num_reserved(),
-              .live_leases = table_.num_live(),
+              .running_requests = scheduler_.num_running(),
+              .waiting_transfer = scheduler_.num_receiving(),
+              .waiting_prealloc = scheduler_.num_reserved(),
+              .live_leases = scheduler_.num_live(),
               .linked_instances = receiver_.LinkedInstances(),
               .refused_links = receiver_.RefusedLinks()});
 }

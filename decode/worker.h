@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "base/bounded_queue.h"
 #include "base/clock.h"
-#include "decode/request_table.h"
+#include "decode/scheduler.h"
 #include "monitoring/metrics.h"
 #include "worker/status_board.h"
 
@@ -103,7 +103,7 @@ class DecodeWorker {
   std::atomic<StreamId> last_stream_{0};
   std::atomic<bool> draining_{false};
   BoundedQueue<Command> commands_{4096};
-  RequestTable table_;  // loop thread only
+  DecodeScheduler scheduler_;  // loop thread only
 };
 
 }  // namespace lodestone

@@ -60,6 +60,23 @@ HttpRequestParser::HttpRequestParser(const HttpLimits& limits) : limits_(limits)
   parser_.on_chunk_header(count_chunk_);
 }
 
+size_t HttpRequestParser::PutBody(boost::asio::const_buffer bytes, Error& error) {
+  // What is left of a chunked body has at least these 5 bytes. With "0\r\n" and one byte Beast 1.81
+  // ends the process by an assertion.
+  constexpr size_t kLastChunkBytes = std::string_view("0\r\n\r\n").size();
+  if (bytes.size() < (parser_.chunked() ? kLastChunkBytes : 1)) {
+    error = http::error::need_more;
+    return 0;
+  }
+  const size_t used = parser_.put(bytes, error);
+  // The line of a chunk or the trailers, which have no limit of their own.
+  if (error == http::error::need_more &&
+      static_cast<int64_t>(bytes.size() - used) > limits_.max_header_bytes) {
+    error = http::error::header_limit;
+  }
+  return used;
+}
+
 std::string HttpRequestParser::method() const { return Text(parser_.get().method_string()); }
 
 bool HttpRequestParser::expects_continue() const {

@@ -1,10 +1,12 @@
 // Bytes to one HTTP request under limits: no sockets and no clock, so that a fuzzer can call it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 
+#include <boost/asio/buffer.hpp>
 #include <boost/beast/core/string.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
@@ -29,12 +31,16 @@ class HttpRequestParser {
   HttpRequestParser(const HttpRequestParser&) = delete;
   HttpRequestParser& operator=(const HttpRequestParser&) = delete;
 
-  // To be fed: the head first, the body once CheckHead() is empty.
+  // To be fed with the head; then, once CheckHead() is empty, PutBody until it is done.
   Parser& parser() { return parser_; }
+  // How many of `bytes` it took. need_more: nothing happens without more bytes behind these; then
+  // what the caller holds is at most `max_header_bytes`. REQUIRES: parser().is_header_done().
+  size_t PutBody(boost::asio::const_buffer bytes, Error& error);
   std::string method() const;
   unsigned version() const { return parser_.get().version(); }  // 10 or 11
   bool expects_continue() const;
-  // What the head has too much of (a 431), "" if nothing. REQUIRES: parser().is_header_done().
+  // What the head, or with its trailers a whole request, has too much of (a 431); "" if nothing.
+  // REQUIRES: parser().is_header_done().
   std::string CheckHead() const;
   HttpRefusal RefusalOf(const Error& error) const;
   // The request without `received_at`. REQUIRES: parser().is_done(); call once.

@@ -29,6 +29,7 @@ using Error = boost::system::error_code;
 
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 constexpr int64_t kMinBodyBytesPerSecond = 64 << 10;
+constexpr size_t kReadBytes = 64 << 10;
 
 std::string Text(beast::string_view view) { return std::string(view.data(), view.size()); }
 
@@ -152,6 +153,8 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     if (!complaint.empty()) co_return co_await Refuse(431, complaint);
     const Error body_error = co_await ReadBody(parser);
     if (body_error) co_return co_await RefuseError(parser, body_error);
+    const std::string trailer_complaint = parser.CheckHead();
+    if (!trailer_complaint.empty()) co_return co_await Refuse(431, trailer_complaint);
     keep_alive_ = parser.parser().get().keep_alive();
     request = parser.Take();
     request.received_at = RealClock()->Now();
@@ -163,12 +166,19 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     if (parser.expects_continue()) Queue("HTTP/1.1 100 Continue\r\n\r\n");
     int64_t received = 0;
     while (!parser.parser().is_done()) {
-      stream_.expires_at(start + limits_.body_timeout +
-                         std::chrono::seconds(received / kMinBodyBytesPerSecond));
-      const auto [error, bytes] =
-          co_await http::async_read_some(stream_, buffer_, parser.parser(), kTuple);
-      if (error) co_return error;
-      received += static_cast<int64_t>(bytes);
+      Error error;
+      buffer_.consume(parser.PutBody(buffer_.data(), error));
+      if (error == http::error::need_more) {
+        stream_.expires_at(start + limits_.body_timeout +
+                           std::chrono::seconds(received / kMinBodyBytesPerSecond));
+        const auto [read_error, bytes] =
+            co_await stream_.async_read_some(buffer_.prepare(kReadBytes), kTuple);
+        if (read_error) co_return read_error;
+        buffer_.commit(bytes);
+        received += static_cast<int64_t>(bytes);
+      } else if (error) {
+        co_return error;
+      }
     }
     co_return Error();
   }

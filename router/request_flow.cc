@@ -99,8 +99,8 @@ Task<ApiOr<Outcome>> RequestFlow::Run(const Request& request, TokenSink& sink,
   Life life{.request = request, .sink = sink, .client = client};
   ApiOr<Outcome> result = co_await RunAttempts(life);
   if (result.ok()) {
-    replay_budget_ = std::min(settings_.replay_budget,
-                              replay_budget_ + settings_.replay_budget_per_request);
+    replay_budget_ =
+        std::min(settings_.replay_budget, replay_budget_ + settings_.replay_budget_per_request);
   }
   co_return result;
 }
@@ -133,12 +133,11 @@ Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life, Admission
   while (true) {
     std::optional<ApiError> refusal = co_await ticket.AwaitTurn(life.request.deadline, life.client);
     if (refusal.has_value()) co_return refusal;
-    const PlacementNeeds needs{
-        .prompt_tokens = life.tokens_to_prefill(),
-        .total_tokens = life.tokens_to_prefill() + life.tokens_to_come(),
-        .avoid = life.avoid,
-        .pinned_prefill = life.request.pinned_prefill,
-        .pinned_decode = life.request.pinned_decode};
+    const PlacementNeeds needs{.prompt_tokens = life.tokens_to_prefill(),
+                               .total_tokens = life.tokens_to_prefill() + life.tokens_to_come(),
+                               .avoid = life.avoid,
+                               .pinned_prefill = life.request.pinned_prefill,
+                               .pinned_decode = life.request.pinned_decode};
     PlacementOr chosen = Place(needs, registry_->workers(), RealClock()->Now());
     if (const NoPlacement* none = std::get_if<NoPlacement>(&chosen)) {
       const ApiOr<TimePoint> deadline = WaitForPlace(life, ticket, *none);
@@ -154,7 +153,7 @@ Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life, Admission
                            .max_new_tokens = life.tokens_to_come(),
                            .prefill_instance_id = life.place.prefill->hello.instance_id};
     const TimePoint deadline = RealClock()->Now() + settings_.reserve_timeout;
-    const absl::StatusOr<Reservation> reserved =
+    const absl::StatusOr<GrantedLease> reserved =
         co_await decode.decode->Reserve(args, deadline, decode.gone);
     if (reserved.ok()) {
       decode.load.free_bytes = reserved->free_bytes;
@@ -205,7 +204,7 @@ Task<absl::Status> RequestFlow::RunAttempt(Life& life) {
   life.outcome.decode_worker = decode->hello.instance_id;
   // Open from here on: naming the lease keeps it alive. Its destructor releases a lease that is
   // still live, so a failed prefill cannot leak decode memory.
-  std::unique_ptr<TokenStream> tokens = decode->decode->Subscribe(life.lease);
+  std::unique_ptr<LeaseTokens> tokens = decode->decode->Subscribe(life.lease);
   life.phase = "prefill";
   absl::Status status = co_await Prefill(life, *tokens);
   if (status.ok() && !life.ended) {
@@ -220,7 +219,7 @@ Task<absl::Status> RequestFlow::RunAttempt(Life& life) {
 }
 
 // Runs the prompt and delivers the first token.
-Task<absl::Status> RequestFlow::Prefill(Life& life, TokenStream& tokens) {
+Task<absl::Status> RequestFlow::Prefill(Life& life, LeaseTokens& tokens) {
   const std::shared_ptr<Worker> prefill = life.place.prefill;
   const std::shared_ptr<Worker> decode = life.place.decode;
   RunArgs args{.request_id = life.request.id.ToString(),
@@ -267,13 +266,13 @@ Task<absl::Status> RequestFlow::Prefill(Life& life, TokenStream& tokens) {
 }
 
 // The second and later tokens, as the decode worker makes them.
-Task<absl::Status> RequestFlow::CopyTokens(Life& life, TokenStream& tokens) {
+Task<absl::Status> RequestFlow::CopyTokens(Life& life, LeaseTokens& tokens) {
   const TimePoint started_at = RealClock()->Now();
   bool is_first = true;
   while (!life.ended) {
     const TimePoint stalled_at = RealClock()->Now() + settings_.stall_timeout;
     const TimePoint deadline = std::min(stalled_at, life.request.deadline);
-    absl::StatusOr<TokenStream::Batch> batch = co_await tokens.Next(deadline, life.client);
+    absl::StatusOr<LeaseTokens::Batch> batch = co_await tokens.Next(deadline, life.client);
     if (!batch.ok()) {
       if (!life.client.cancelled()) NoteFailure(*life.place.decode, batch.status());
       co_return batch.status();
@@ -318,7 +317,8 @@ Task<absl::Status> RequestFlow::Deliver(Life& life, std::vector<GeneratedToken> 
 bool RequestFlow::MayReplay(Life& life, const absl::Status& status) {
   const TimePoint now = RealClock()->Now();
   if (life.client.cancelled() || now >= life.request.deadline) return false;
-  const bool worker_left = life.place.prefill->gone.cancelled() || life.place.decode->gone.cancelled();
+  const bool worker_left =
+      life.place.prefill->gone.cancelled() || life.place.decode->gone.cancelled();
   const bool refused = status.code() == absl::StatusCode::kInvalidArgument;
   if (refused || (IsFinal(status) && !worker_left)) return false;
   const bool busy = status.code() == absl::StatusCode::kResourceExhausted;
@@ -332,8 +332,8 @@ bool RequestFlow::MayReplay(Life& life, const absl::Status& status) {
   ++life.attempt;
   metrics_->Replayed(busy ? "busy" : life.phase);
   LOG(INFO) << Field("request_id", life.request.id) << "attempt " << life.attempt - 1
-            << " ended in " << life.phase << ": " << status.ToString() << "; running it again after "
-            << life.delivered.size() << " tokens";
+            << " ended in " << life.phase << ": " << status.ToString()
+            << "; running it again after " << life.delivered.size() << " tokens";
   return true;
 }
 
@@ -343,8 +343,9 @@ void RequestFlow::NoteFailure(Worker& worker, const absl::Status& status) {
   worker.consecutive_failures = 0;
   worker.breaker_open_until = RealClock()->Now() + kBreakerTime;
   LOG(WARNING) << Field("worker", worker.hello.instance_id) << Name(worker.hello.role)
-               << " worker failed " << kFailuresToOpenBreaker << " times in a row, last: "
-               << status.ToString() << "; avoided for " << kBreakerTime.count() << " s";
+               << " worker failed " << kFailuresToOpenBreaker
+               << " times in a row, last: " << status.ToString() << "; avoided for "
+               << kBreakerTime.count() << " s";
 }
 
 }  // namespace lodestone

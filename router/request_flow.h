@@ -15,7 +15,7 @@
 
 namespace lodestone {
 
-class TokenStream;
+class LeaseTokens;
 
 // Where the tokens of a request go: the answer to a client. Loop only.
 class TokenSink {
@@ -31,7 +31,7 @@ struct FlowSettings {
   std::chrono::milliseconds replay_wait{10'000};    // for a worker to take over
   std::chrono::milliseconds stall_timeout{60'000};  // without a token
   std::chrono::milliseconds reserve_timeout{2'000};
-  double replay_budget = 512;           // replays that may happen at once...
+  double replay_budget = 512;              // replays that may happen at once...
   double replay_budget_per_request = 0.1;  // ...and what each request that ends well adds to it
 };
 
@@ -53,8 +53,8 @@ class RequestFlow {
   ApiOr<TimePoint> WaitForPlace(const Life& life, const Admission::Ticket& ticket,
                                 const NoPlacement& none) const;
   Task<absl::Status> RunAttempt(Life& life);
-  Task<absl::Status> Prefill(Life& life, TokenStream& tokens);
-  Task<absl::Status> CopyTokens(Life& life, TokenStream& tokens);
+  Task<absl::Status> Prefill(Life& life, LeaseTokens& tokens);
+  Task<absl::Status> CopyTokens(Life& life, LeaseTokens& tokens);
   Task<absl::Status> Deliver(Life& life, std::vector<GeneratedToken> tokens);
   bool MayReplay(Life& life, const absl::Status& status);
   void NoteFailure(Worker& worker, const absl::Status& status);

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
-#include <boost/asio/executor_work_guard.hpp>
 #include <grpcpp/grpcpp.h>
+#include <boost/asio/executor_work_guard.hpp>
 
 #include "proto/lodestone/v1/worker.grpc.pb.h"
 
@@ -59,8 +59,8 @@ FinishReason FromProto(v1::FinishReason reason) {
 }
 
 GeneratedToken FromProto(const v1::Token& proto) {
-  GeneratedToken token{.id = proto.id(), .index = proto.index(), .logprob = proto.logprob(),
-                       .top_logprobs = {}};
+  GeneratedToken token{
+      .id = proto.id(), .index = proto.index(), .logprob = proto.logprob(), .top_logprobs = {}};
   token.top_logprobs.reserve(static_cast<size_t>(proto.top_logprobs_size()));
   for (const v1::TokenLogprob& top : proto.top_logprobs()) {
     token.top_logprobs.push_back({.token = top.token(), .logprob = top.logprob()});
@@ -84,7 +84,8 @@ void ToProto(const SamplingParams& sampling, v1::SamplingParams* proto) {
   proto->set_repetition_penalty(sampling.repetition_penalty);
   proto->set_presence_penalty(sampling.presence_penalty);
   proto->set_frequency_penalty(sampling.frequency_penalty);
-  for (const auto& [token, bias] : sampling.logit_bias) (*proto->mutable_logit_bias())[token] = bias;
+  for (const auto& [token, bias] : sampling.logit_bias)
+    (*proto->mutable_logit_bias())[token] = bias;
 }
 
 v1::RunRequest ToProto(const RunArgs& args) {
@@ -222,7 +223,7 @@ class StreamReactor final : public grpc::ClientBidiReactor<v1::StreamRequest, v1
 };
 
 // The receiving end of one lease.
-class LeaseStream final : public TokenStream {
+class LeaseStream final : public LeaseTokens {
  public:
   LeaseStream(asio::io_context& loop, std::shared_ptr<GrpcDecodeClient> client, LeaseId lease)
       : client_(std::move(client)), lease_(lease), arrived_(loop) {}
@@ -288,8 +289,8 @@ class GrpcDecodeClient final : public DecodeClient,
 
   void Open() { Spawn(loop_, NameLeases(weak_from_this())); }
 
-  Task<absl::StatusOr<Reservation>> Reserve(const ReserveArgs& args, TimePoint deadline,
-                                            CancelSource& cancel) override {
+  Task<absl::StatusOr<GrantedLease>> Reserve(const ReserveArgs& args, TimePoint deadline,
+                                             CancelSource& cancel) override {
     v1::ReserveRequest ask;
     ask.set_request_id(args.request_id);
     ask.set_attempt(args.attempt);
@@ -302,14 +303,14 @@ class GrpcDecodeClient final : public DecodeClient,
     absl::StatusOr<v1::ReserveReply> reply = co_await CallUnary<v1::ReserveReply>(
         loop_, address_, std::move(ask), std::move(start), deadline, cancel);
     if (!reply.ok()) co_return reply.status();
-    Reservation reservation;
+    GrantedLease reservation;
     reservation.lease = LeaseId(reply->lease_id());
     reservation.reserved_bytes = reply->reserved_bytes();
     reservation.free_bytes = reply->free_bytes();
     co_return reservation;
   }
 
-  std::unique_ptr<TokenStream> Subscribe(LeaseId lease) override {
+  std::unique_ptr<LeaseTokens> Subscribe(LeaseId lease) override {
     auto stream = std::make_unique<LeaseStream>(loop_, shared_from_this(), lease);
     if (!shutdown_.ok()) {
       stream->Fail(shutdown_);
@@ -344,8 +345,8 @@ class GrpcDecodeClient final : public DecodeClient,
   void StreamEnded(const StreamReactor* reactor, const grpc::Status& status) {
     if (reactor != reactor_) return;
     reactor_ = nullptr;
-    FailAll(absl::UnavailableError(absl::StrCat("the token stream of the decode worker at ", address_,
-                                                " ended: ", status.error_message())));
+    FailAll(absl::UnavailableError(absl::StrCat("the token stream of the decode worker at ",
+                                                address_, " ended: ", status.error_message())));
   }
 
   // From a stream that dies. An ended lease needs no call.

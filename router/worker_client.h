@@ -24,7 +24,7 @@ struct ReserveArgs {
   std::string prefill_instance_id;
 };
 
-struct Reservation {
+struct GrantedLease {
   LeaseId lease;
   int64_t reserved_bytes = 0;
   int64_t free_bytes = 0;  // of the worker, after it
@@ -63,15 +63,15 @@ class PrefillClient {
 
 // The tokens of one lease. While it lives, the lease is named to the worker every second; its
 // destructor gives the lease back unless it has ended already.
-class TokenStream {
+class LeaseTokens {
  public:
   struct Batch {
     std::vector<GeneratedToken> tokens;
     FinishReason finish_reason = FinishReason::kNone;  // set on the last batch
   };
-  virtual ~TokenStream() = default;
-  // The next tokens; the status of the worker if the lease ended in an error; the reason of `cancel`
-  // once that is cancelled; DEADLINE_EXCEEDED.
+  virtual ~LeaseTokens() = default;
+  // The next tokens; the status of the worker if the lease ended in an error; the reason of
+  // `cancel` once that is cancelled; DEADLINE_EXCEEDED.
   virtual Task<absl::StatusOr<Batch>> Next(TimePoint deadline, CancelSource& cancel) = 0;
   // Cancelled when the lease ends in an error, even while nobody waits in Next.
   virtual CancelSource& failure() = 0;
@@ -83,10 +83,10 @@ class DecodeClient {
   static std::shared_ptr<DecodeClient> Connect(asio::io_context& loop, const std::string& address);
   virtual ~DecodeClient() = default;
   // Cancelling it leaves a lease that nobody holds (it dies by itself after 5 s): wait if you can.
-  virtual Task<absl::StatusOr<Reservation>> Reserve(const ReserveArgs& args, TimePoint deadline,
-                                                    CancelSource& cancel) = 0;
+  virtual Task<absl::StatusOr<GrantedLease>> Reserve(const ReserveArgs& args, TimePoint deadline,
+                                                     CancelSource& cancel) = 0;
   // Opens the stream if it is not open.
-  virtual std::unique_ptr<TokenStream> Subscribe(LeaseId lease) = 0;
+  virtual std::unique_ptr<LeaseTokens> Subscribe(LeaseId lease) = 0;
   // Every lease fails with `status`; no new ones. For a worker that has left.
   virtual void Shutdown(absl::Status status) = 0;
   virtual int64_t num_leases() const = 0;

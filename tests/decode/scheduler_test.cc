@@ -1,4 +1,4 @@
-#include "decode/request_table.h"
+#include "decode/scheduler.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ class FakeReceiver final : public Receiver {
 
 constexpr int32_t kPromptTokens = 20;
 
-class RequestTableTest : public testing::Test {
+class DecodeSchedulerTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     EngineOptions options;
@@ -86,12 +86,12 @@ class RequestTableTest : public testing::Test {
   static Engine* engine_;
   FakeReceiver receiver_;
   FakeClock clock_;
-  RequestTable table_{engine_, &receiver_, &clock_};
+  DecodeScheduler table_{engine_, &receiver_, &clock_};
 };
 
-Engine* RequestTableTest::engine_ = nullptr;
+Engine* DecodeSchedulerTest::engine_ = nullptr;
 
-TEST_F(RequestTableTest, ReserveTakesTheWorstCaseFromTheLedger) {
+TEST_F(DecodeSchedulerTest, ReserveTakesTheWorstCaseFromTheLedger) {
   const MemorySnapshot before = ledger().Snapshot();
   const ReserveReply reply = table_.Reserve({.prompt_tokens = 250, .max_new_tokens = 10}).value();
   EXPECT_EQ(ledger().Snapshot().reserved_bytes, reply.reserved_bytes);
@@ -100,7 +100,7 @@ TEST_F(RequestTableTest, ReserveTakesTheWorstCaseFromTheLedger) {
   EXPECT_EQ(table_.Cancel(reply.lease), reply.reserved_bytes);
 }
 
-TEST_F(RequestTableTest, ReserveRefusesWhatCanNeverFit) {
+TEST_F(DecodeSchedulerTest, ReserveRefusesWhatCanNeverFit) {
   const absl::Status status =
       table_.Reserve({.prompt_tokens = 1000, .max_new_tokens = 25}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -113,7 +113,7 @@ TEST_F(RequestTableTest, ReserveRefusesWhatCanNeverFit) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(RequestTableTest, ReserveRefusesWhatDoesNotFitNow) {
+TEST_F(DecodeSchedulerTest, ReserveRefusesWhatDoesNotFitNow) {
   std::vector<LeaseId> leases;
   for (int i = 0; i < 3; ++i) leases.push_back(Reserve());
   EXPECT_EQ(table_.Reserve({.prompt_tokens = 1, .max_new_tokens = 1}).status().code(),
@@ -125,7 +125,7 @@ TEST_F(RequestTableTest, ReserveRefusesWhatDoesNotFitNow) {
 }
 
 // Reserved, receiving, running.
-class RequestStateTest : public RequestTableTest, public testing::WithParamInterface<int> {
+class RequestStateTest : public DecodeSchedulerTest, public testing::WithParamInterface<int> {
  protected:
   LeaseId ReachState() {
     const LeaseId lease = Reserve();
@@ -208,7 +208,7 @@ std::string StateName(const testing::TestParamInfo<int>& state) {
 }
 INSTANTIATE_TEST_SUITE_P(States, RequestStateTest, testing::Range(0, 3), StateName);
 
-TEST_F(RequestTableTest, TokensThatComeBeforeTheSubscriptionAreKept) {
+TEST_F(DecodeSchedulerTest, TokensThatComeBeforeTheSubscriptionAreKept) {
   const LeaseId lease = Start(4);
   ASSERT_TRUE(table_.Step().ok());
   ASSERT_TRUE(table_.Step().ok());
@@ -220,7 +220,7 @@ TEST_F(RequestTableTest, TokensThatComeBeforeTheSubscriptionAreKept) {
   table_.Cancel(lease);
 }
 
-TEST_F(RequestTableTest, ALeaseThatIsNotLiveIsAnsweredWithNotFound) {
+TEST_F(DecodeSchedulerTest, ALeaseThatIsNotLiveIsAnsweredWithNotFound) {
   const auto stream = Open(1, {LeaseId(99)});
   const std::vector<LeaseEvent> events = Take(*stream);
   ASSERT_THAT(events, SizeIs(1));
@@ -228,7 +228,7 @@ TEST_F(RequestTableTest, ALeaseThatIsNotLiveIsAnsweredWithNotFound) {
   EXPECT_EQ(events[0].error.code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(RequestTableTest, LengthDeliversTheLastTokenWithTheFinish) {
+TEST_F(DecodeSchedulerTest, LengthDeliversTheLastTokenWithTheFinish) {
   const LeaseId lease = Start(3);
   const auto stream = Open(1, {lease});
   ASSERT_TRUE(table_.Step().ok());
@@ -241,7 +241,7 @@ TEST_F(RequestTableTest, LengthDeliversTheLastTokenWithTheFinish) {
   EXPECT_TRUE(ledger().CheckIdle().ok());
 }
 
-TEST_F(RequestTableTest, AStopTokenIsNotDelivered) {
+TEST_F(DecodeSchedulerTest, AStopTokenIsNotDelivered) {
   LeaseId lease = Start(8);
   auto stream = Open(1, {lease});
   ASSERT_TRUE(table_.Step().ok());
@@ -261,7 +261,7 @@ TEST_F(RequestTableTest, AStopTokenIsNotDelivered) {
   EXPECT_THAT(events[0].tokens, IsEmpty());
 }
 
-TEST_F(RequestTableTest, OnlyWhatWasReservedIsAdopted) {
+TEST_F(DecodeSchedulerTest, OnlyWhatWasReservedIsAdopted) {
   const LeaseId lease = Reserve(8);
   EXPECT_EQ(table_.CacheFor(lease, kPromptTokens + 1).status().code(),
             absl::StatusCode::kInvalidArgument);
@@ -272,13 +272,13 @@ TEST_F(RequestTableTest, OnlyWhatWasReservedIsAdopted) {
   table_.Cancel(lease);
 }
 
-TEST_F(RequestTableTest, AnAdoptedRequestTakesNoMoreRows) {
+TEST_F(DecodeSchedulerTest, AnAdoptedRequestTakesNoMoreRows) {
   const LeaseId lease = Start();
   EXPECT_EQ(table_.CacheFor(lease, 1).status().code(), absl::StatusCode::kNotFound);
   table_.Cancel(lease);
 }
 
-TEST_F(RequestTableTest, EveryRunningRequestGetsOneTokenPerStep) {
+TEST_F(DecodeSchedulerTest, EveryRunningRequestGetsOneTokenPerStep) {
   const std::vector<LeaseId> leases = {Start(), Start(), Start()};
   const auto stream = Open(1, leases);
   ASSERT_TRUE(table_.Step().ok());

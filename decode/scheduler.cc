@@ -1,4 +1,4 @@
-#include "decode/request_table.h"
+#include "decode/scheduler.h"
 
 #include <algorithm>
 #include <utility>
@@ -20,10 +20,10 @@ LeaseEvent ErrorEvent(LeaseId lease, absl::Status error) {
 
 }  // namespace
 
-RequestTable::RequestTable(Engine* engine, Receiver* receiver, const Clock* clock)
+DecodeScheduler::DecodeScheduler(Engine* engine, Receiver* receiver, const Clock* clock)
     : engine_(*engine), receiver_(*receiver), leases_(clock) {}
 
-absl::StatusOr<ReserveReply> RequestTable::Reserve(const ReserveRequest& request) {
+absl::StatusOr<ReserveReply> DecodeScheduler::Reserve(const ReserveRequest& request) {
   if (request.prompt_tokens < 1 || request.max_new_tokens < 1) {
     return absl::InvalidArgumentError(
         "a reservation needs at least 1 prompt token and 1 new token, got " +
@@ -53,25 +53,25 @@ absl::StatusOr<ReserveReply> RequestTable::Reserve(const ReserveRequest& request
   return ReserveReply{lease, free_before - free_after, free_after};
 }
 
-int64_t RequestTable::Cancel(LeaseId lease) {
+int64_t DecodeScheduler::Cancel(LeaseId lease) {
   const int64_t free_before = engine_.cache().ledger().Snapshot().free_bytes;
   End(lease, {.lease = lease, .finish = FinishReason::kCancelled}, "cancelled by the router");
   return engine_.cache().ledger().Snapshot().free_bytes - free_before;
 }
 
-void RequestTable::OpenStream(StreamId id, std::shared_ptr<TokenStream> stream) {
+void DecodeScheduler::OpenStream(StreamId id, std::shared_ptr<TokenStream> stream) {
   streams_.emplace(id, Stream{std::move(stream), {}});
 }
 
-void RequestTable::NameOnStream(StreamId id, std::span<const LeaseId> named,
-                                std::span<const LeaseId> subscribe) {
+void DecodeScheduler::NameOnStream(StreamId id, std::span<const LeaseId> named,
+                                   std::span<const LeaseId> subscribe) {
   if (!streams_.contains(id)) return;
   leases_.Name(HolderOf(id), named);
   leases_.Name(HolderOf(id), subscribe);
   for (LeaseId lease : subscribe) Subscribe(id, lease);
 }
 
-void RequestTable::Subscribe(StreamId id, LeaseId lease) {
+void DecodeScheduler::Subscribe(StreamId id, LeaseId lease) {
   const auto request = requests_.find(lease);
   if (request == requests_.end()) {
     streams_.at(id).events.push_back(
@@ -84,7 +84,7 @@ void RequestTable::Subscribe(StreamId id, LeaseId lease) {
   }
 }
 
-void RequestTable::CloseStream(StreamId id) {
+void DecodeScheduler::CloseStream(StreamId id) {
   streams_.erase(id);
   for (LeaseId lease : leases_.TakeBroken(HolderOf(id))) {
     End(lease, ErrorEvent(lease, absl::UnavailableError("the router's stream broke")),
@@ -92,7 +92,7 @@ void RequestTable::CloseStream(StreamId id) {
   }
 }
 
-absl::Status RequestTable::Step() {
+absl::Status DecodeScheduler::Step() {
   last_step_tokens_ = 0;
   if (running_.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(FAILPOINT("decode_step"));
@@ -105,7 +105,7 @@ absl::Status RequestTable::Step() {
   return absl::OkStatus();
 }
 
-void RequestTable::TakeResult(const StepResult& result) {
+void DecodeScheduler::TakeResult(const StepResult& result) {
   const LeaseId lease = result.sequence->cache().lease();
   LeaseEvent event{.lease = lease, .finish = result.finish};
   // A stop token says only that the answer is over.
@@ -117,14 +117,14 @@ void RequestTable::TakeResult(const StepResult& result) {
   }
 }
 
-void RequestTable::EndExpired() {
+void DecodeScheduler::EndExpired() {
   for (LeaseId lease : leases_.TakeExpired()) {
     End(lease, ErrorEvent(lease, absl::UnavailableError("the lease was not named for 5 s")),
         "the lease expired");
   }
 }
 
-void RequestTable::Emit(Request& request, LeaseEvent event) {
+void DecodeScheduler::Emit(Request& request, LeaseEvent event) {
   const auto stream = request.stream ? streams_.find(*request.stream) : streams_.end();
   if (stream != streams_.end()) {
     stream->second.events.push_back(std::move(event));
@@ -133,7 +133,7 @@ void RequestTable::Emit(Request& request, LeaseEvent event) {
   }
 }
 
-void RequestTable::End(LeaseId lease, LeaseEvent terminal, std::string_view reason) {
+void DecodeScheduler::End(LeaseId lease, LeaseEvent terminal, std::string_view reason) {
   const auto found = requests_.find(lease);
   if (found == requests_.end()) return;
   VLOG(1) << "request " << found->second.request_id << " ends: " << std::string(reason);
@@ -147,13 +147,13 @@ void RequestTable::End(LeaseId lease, LeaseEvent terminal, std::string_view reas
   CHECK(released.ok()) << released.ToString();
 }
 
-void RequestTable::SendEvents() {
+void DecodeScheduler::SendEvents() {
   for (auto& [id, stream] : streams_) {
     if (!stream.events.empty()) stream.stream->Add(std::exchange(stream.events, {}));
   }
 }
 
-void RequestTable::EndAll(const absl::Status& status) {
+void DecodeScheduler::EndAll(const absl::Status& status) {
   while (!requests_.empty()) {
     const LeaseId lease = requests_.begin()->first;
     End(lease, ErrorEvent(lease, status), std::string(status.message()));
@@ -163,7 +163,7 @@ void RequestTable::EndAll(const absl::Status& status) {
   streams_.clear();
 }
 
-absl::StatusOr<SequenceCache*> RequestTable::CacheFor(LeaseId lease, int64_t num_tokens) {
+absl::StatusOr<SequenceCache*> DecodeScheduler::CacheFor(LeaseId lease, int64_t num_tokens) {
   const auto found = requests_.find(lease);
   if (found == requests_.end() || found->second.sequence != nullptr) {
     return absl::NotFoundError("lease " + lease.ToString() + " takes no rows");
@@ -180,7 +180,7 @@ absl::StatusOr<SequenceCache*> RequestTable::CacheFor(LeaseId lease, int64_t num
   return request.cache.get();
 }
 
-absl::Status RequestTable::Adopt(Handoff handoff) {
+absl::Status DecodeScheduler::Adopt(Handoff handoff) {
   const auto found = requests_.find(handoff.lease);
   if (found == requests_.end()) return absl::NotFoundError("the lease is not live");
   Request& request = found->second;
@@ -211,22 +211,22 @@ absl::Status RequestTable::Adopt(Handoff handoff) {
   return absl::OkStatus();
 }
 
-void RequestTable::Abandon(LeaseId lease, const absl::Status& why) {
+void DecodeScheduler::Abandon(LeaseId lease, const absl::Status& why) {
   End(lease, ErrorEvent(lease, why), std::string(why.message()));
 }
 
-void RequestTable::Named(std::span<const LeaseId> leases) {
+void DecodeScheduler::Named(std::span<const LeaseId> leases) {
   // The receiver abandons the leases of a link that breaks, so all links count as one holder.
   leases_.Name({LeaseHolder::Kind::kPrefillLink, 0}, leases);
 }
 
-int64_t RequestTable::num_reserved() const {
+int64_t DecodeScheduler::num_reserved() const {
   return std::ranges::count_if(requests_, [](const auto& entry) {
     return entry.second.cache == nullptr && entry.second.sequence == nullptr;
   });
 }
 
-int64_t RequestTable::num_receiving() const {
+int64_t DecodeScheduler::num_receiving() const {
   return std::ranges::count_if(requests_,
                                [](const auto& entry) { return entry.second.cache != nullptr; });
 }

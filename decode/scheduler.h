@@ -41,9 +41,9 @@ using StreamId = uint64_t;
 // States of a request: reserved -> receiving (has a cache) -> running (adopted) -> ended. It can
 // end in every state: finished, cancelled, abandoned by its hand-off, expired, or its stream
 // broken. Exactly one terminal event is made for each, and nothing after it.
-class RequestTable : public HandoffTarget {
+class DecodeScheduler : public HandoffTarget {
  public:
-  RequestTable(Engine* engine, Receiver* receiver, const Clock* clock);
+  DecodeScheduler(Engine* engine, Receiver* receiver, const Clock* clock);
 
   // INVALID_ARGUMENT: can never fit; RESOURCE_EXHAUSTED: does not fit now. Both numbers are told.
   absl::StatusOr<ReserveReply> Reserve(const ReserveRequest& request);
