@@ -37,6 +37,11 @@ bool IsStop(int32_t token, const SamplingParams& params, std::span<const int32_t
 void ApplyPenalties(std::span<float> logits, const SamplingParams& params,
                     const SamplingHistory& history) {
   for (const auto& [token, bias] : params.logit_bias) logits[static_cast<size_t>(token)] += bias;
+  // Most requests have no penalty; counting the answer for every token of it would be quadratic.
+  if (params.repetition_penalty == 1 && params.presence_penalty == 0 &&
+      params.frequency_penalty == 0) {
+    return;
+  }
   std::map<int32_t, int> counts;
   for (int32_t token : history.generated) ++counts[token];
   if (params.repetition_penalty != 1) {
@@ -60,6 +65,7 @@ void ExcludeStopTokens(std::span<float> logits, const SamplingParams& params,
   for (int32_t token : params.stop_token_ids) logits[static_cast<size_t>(token)] = kExcluded;
 }
 
+// Ties go to the lower id.
 int32_t Largest(std::span<const float> logits) {
   return static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
 }
@@ -73,6 +79,8 @@ struct Candidate {
 std::vector<Candidate> FilterCandidates(std::span<const float> logits,
                                         const SamplingParams& params) {
   const double largest = *std::ranges::max_element(logits);
+  // Every token may be excluded (all of the vocabulary are stop tokens below min_new_tokens).
+  if (!std::isfinite(largest)) return {{Largest(logits), 1.0}};
   std::vector<Candidate> kept;
   kept.reserve(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -163,7 +171,9 @@ absl::Status CheckSamplingParams(const SamplingParams& params, int64_t vocab_siz
 absl::StatusOr<GeneratedToken> SampleToken(std::span<float> logits, const SamplingParams& params,
                                            const SamplingHistory& history) {
   for (float logit : logits) {
-    if (std::isnan(logit)) return absl::InternalError("the model computed a NaN logit");
+    if (!std::isfinite(logit)) {
+      return absl::InternalError("the model computed a logit of " + std::to_string(logit));
+    }
   }
   GeneratedToken token{.index = static_cast<int32_t>(history.generated.size())};
   double log_sum = 0;

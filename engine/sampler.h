@@ -26,7 +26,8 @@ absl::Status CheckSamplingParams(const SamplingParams& params, int64_t vocab_siz
 // temperature 0 takes the largest logit (ties to the lower id); otherwise softmax at `temperature`,
 // then top_k, top_p, min_p (each on what the former left, ties kept by lower id first) and one
 // draw with RandomUniform(seed, index). Log-probabilities, if asked for, are of the softmax of the
-// logits as they came, before any of it. `logits` [V] is changed. INTERNAL if a logit is NaN.
+// logits as they came, before any of it. `logits` [V] is changed. INTERNAL if a logit is
+// not finite. Where everything is excluded, token 0 is chosen.
 absl::StatusOr<GeneratedToken> SampleToken(std::span<float> logits, const SamplingParams& params,
                                            const SamplingHistory& history);
 

@@ -88,9 +88,21 @@ TEST(SamplerTest, LogprobsAreOfTheRawDistribution) {
   EXPECT_EQ(token.top_logprobs[1].token, 1);
 }
 
-TEST(SamplerTest, NanLogitIsAnInternalError) {
-  std::vector<float> logits = {0, std::numeric_limits<float>::quiet_NaN()};
-  EXPECT_EQ(SampleToken(logits, {}, {}).status().code(), absl::StatusCode::kInternal);
+TEST(SamplerTest, LogitThatIsNotFiniteIsAnInternalError) {
+  for (float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                    -std::numeric_limits<float>::infinity()}) {
+    std::vector<float> logits = {0, bad};
+    EXPECT_EQ(SampleToken(logits, {}, {}).status().code(), absl::StatusCode::kInternal);
+  }
+}
+
+TEST(SamplerTest, ExcludingTheWholeVocabularyStillChoosesAToken) {
+  SamplingParams params{.stop_token_ids = {0, 1, 2}, .min_new_tokens = 1};
+  EXPECT_EQ(Sample({1, 2, 3}, params), 0);
+  params.temperature = 1;
+  params.top_p = 0.5;
+  params.min_p = 0.1;
+  EXPECT_EQ(Sample({1, 2, 3}, params), 0);
 }
 
 TEST(SamplerTest, FinishReasonsInOrderOfPrecedence) {
