@@ -83,18 +83,25 @@ bool HttpRequestParser::expects_continue() const {
   return absl::AsciiStrToLower(Text(parser_.get()[http::field::expect])) == "100-continue";
 }
 
-std::string HttpRequestParser::CheckHead() const {
+std::optional<HttpRefusal> HttpRequestParser::CheckHead() const {
   const http::request<http::string_body>& head = parser_.get();
   if (static_cast<int64_t>(head.target().size()) > limits_.max_target_bytes) {
-    return absl::StrCat("the request target has ", head.target().size(), " bytes, limit is ",
-                        limits_.max_target_bytes);
+    return HttpRefusal{431, absl::StrCat("the request target has ", head.target().size(),
+                                         " bytes, limit is ", limits_.max_target_bytes)};
   }
   const int64_t num_headers = std::distance(head.begin(), head.end());
   if (num_headers > limits_.max_headers) {
-    return absl::StrCat("the request has ", num_headers, " headers, limit is ",
-                        limits_.max_headers);
+    return HttpRefusal{431, absl::StrCat("the request has ", num_headers, " headers, limit is ",
+                                         limits_.max_headers)};
   }
-  return "";
+  const auto [first, last] = head.equal_range(http::field::transfer_encoding);
+  for (auto field = first; field != last; ++field) {
+    const std::string encoding = Text(field->value());
+    if (absl::AsciiStrToLower(encoding) == "chunked" && std::next(field) == last) continue;
+    return HttpRefusal{501, absl::StrCat("Transfer-Encoding is ", encoding.substr(0, 64),
+                                         ", only one that is chunked is supported")};
+  }
+  return std::nullopt;
 }
 
 HttpRefusal HttpRequestParser::RefusalOf(const Error& error) const {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include <boost/asio/buffer.hpp>
@@ -31,7 +32,7 @@ class HttpRequestParser {
   HttpRequestParser(const HttpRequestParser&) = delete;
   HttpRequestParser& operator=(const HttpRequestParser&) = delete;
 
-  // To be fed with the head; then, once CheckHead() is empty, PutBody until it is done.
+  // To be fed with the head; then, once CheckHead() finds nothing, PutBody until it is done.
   Parser& parser() { return parser_; }
   // How many of `bytes` it took. need_more: nothing happens without more bytes behind these; then
   // what the caller holds is at most `max_header_bytes`. REQUIRES: parser().is_header_done().
@@ -39,9 +40,10 @@ class HttpRequestParser {
   std::string method() const;
   unsigned version() const { return parser_.get().version(); }  // 10 or 11
   bool expects_continue() const;
-  // What the head, or with its trailers a whole request, has too much of (a 431); "" if nothing.
-  // REQUIRES: parser().is_header_done().
-  std::string CheckHead() const;
+  // What is wrong with the head, or with its trailers a whole request: more of something than the
+  // limits allow (431), or a Transfer-Encoding that is not just "chunked" (501): proxies in front
+  // may see another end of such a body. REQUIRES: parser().is_header_done().
+  std::optional<HttpRefusal> CheckHead() const;
   HttpRefusal RefusalOf(const Error& error) const;
   // The request without `received_at`. REQUIRES: parser().is_done(); call once.
   HttpRequest Take();

@@ -149,12 +149,12 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     if (error) co_return co_await RefuseError(parser, error);
     method_ = parser.method();
     version_ = parser.version();
-    const std::string complaint = parser.CheckHead();
-    if (!complaint.empty()) co_return co_await Refuse(431, complaint);
+    const std::optional<HttpRefusal> bad_head = parser.CheckHead();
+    if (bad_head) co_return co_await Refuse(bad_head->status, bad_head->message);
     const Error body_error = co_await ReadBody(parser);
     if (body_error) co_return co_await RefuseError(parser, body_error);
-    const std::string trailer_complaint = parser.CheckHead();
-    if (!trailer_complaint.empty()) co_return co_await Refuse(431, trailer_complaint);
+    const std::optional<HttpRefusal> bad_trailers = parser.CheckHead();
+    if (bad_trailers) co_return co_await Refuse(bad_trailers->status, bad_trailers->message);
     keep_alive_ = parser.parser().get().keep_alive();
     request = parser.Take();
     request.received_at = RealClock()->Now();
