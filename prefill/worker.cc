@@ -200,8 +200,10 @@ void PrefillWorker::Answer(StepResult result) {
                      .prefill_seconds = Seconds(clock_.Now() - job->started),
                      .handoff_bytes = sender_.BytesOffered(request.lease)};
   if (result.finish != FinishReason::kNone) {
-    sender_.Forget(request.lease, "the request ended with its first token");
-    return Done(*job, std::move(reply));
+    // The reply first: decode gives the lease up when it is forgotten, and a router that hears of
+    // that before the reply would take it for a failure.
+    Done(*job, std::move(reply));
+    return sender_.Forget(request.lease, "the request ended with its first token");
   }
   job->held_reply = std::move(reply);
   sender_.Finish(request.lease, Handoff{.lease = request.lease,

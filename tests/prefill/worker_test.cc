@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -31,7 +32,10 @@ class FakeSender final : public Sender {
     handoffs.push_back(std::move(handoff));
     if (outcome_of_finished) outcomes.push_back({lease, *outcome_of_finished});
   }
-  void Forget(LeaseId lease, std::string_view) override { forgotten.push_back(lease); }
+  void Forget(LeaseId lease, std::string_view) override {
+    forgotten.push_back(lease);
+    if (on_forget) on_forget(lease);
+  }
   std::vector<HandoffOutcome> Pump() override { return std::exchange(outcomes, {}); }
   int64_t BytesOffered(LeaseId) const override { return 77; }
   std::vector<std::string> LinkedInstances() const override {
@@ -41,6 +45,7 @@ class FakeSender final : public Sender {
   bool linked = true;
   absl::Status fail_while_computing;
   std::optional<absl::Status> outcome_of_finished = absl::OkStatus();
+  std::function<void(LeaseId)> on_forget;
   std::vector<LeaseId> begun, forgotten;
   std::map<LeaseId, std::vector<int64_t>> grown;
   std::vector<Handoff> handoffs;
@@ -130,6 +135,15 @@ TEST_F(PrefillWorkerTest, ARequestThatEndsWithItsFirstTokenIsNotHandedOver) {
   EXPECT_EQ(Reply(1)->finish, FinishReason::kLength);
   EXPECT_THAT(sender_.handoffs, IsEmpty());
   EXPECT_THAT(sender_.forgotten, ElementsAre(LeaseId(1)));
+}
+
+TEST_F(PrefillWorkerTest, TheReplyOfAnEndedRequestLeavesBeforeDecodeIsToldToForgetIt) {
+  PrefillWorker worker = MakeWorker();
+  Run(worker, Request(1, 5, 1));
+  bool answered = false;
+  sender_.on_forget = [&](LeaseId lease) { answered = !replies_[lease].empty(); };
+  EXPECT_EQ(Drain(worker), absl::OkStatus());
+  EXPECT_TRUE(answered);
 }
 
 TEST_F(PrefillWorkerTest, AShortPromptDoesNotWaitForALongOne) {
