@@ -89,10 +89,12 @@ absl::Status PrefillWorker::Loop(const std::function<bool()>& end_requested) {
   return status;
 }
 
+// The sender is pumped between admission and step, so that a lease is named before its first step,
+// and after the step, so that what the step made is offered before replies leave.
 absl::Status PrefillWorker::Turn() {
   TakeCommands();
-  TakeOutcomes();
   Admit();
+  TakeOutcomes();
   RETURN_IF_ERROR(StepOnce());
   TakeOutcomes();
   Publish(draining_ ? WorkerState::kDraining : WorkerState::kReady, draining_ ? "draining" : "");
@@ -213,7 +215,6 @@ void PrefillWorker::Answer(StepResult result) {
                                         .first_token = std::move(result.token),
                                         .sampling = request.sampling});
   handing_off_.emplace(request.lease, std::move(job));
-  SendHeldReplies();
 }
 
 void PrefillWorker::SendHeldReplies() {

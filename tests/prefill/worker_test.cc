@@ -36,7 +36,10 @@ class FakeSender final : public Sender {
     forgotten.push_back(lease);
     if (on_forget) on_forget(lease);
   }
-  std::vector<HandoffOutcome> Pump() override { return std::exchange(outcomes, {}); }
+  std::vector<HandoffOutcome> Pump() override {
+    if (on_pump) on_pump();
+    return std::exchange(outcomes, {});
+  }
   int64_t BytesOffered(LeaseId) const override { return 77; }
   std::vector<std::string> LinkedInstances() const override {
     return linked ? std::vector{kDecode.ToString()} : std::vector<std::string>{};
@@ -46,6 +49,7 @@ class FakeSender final : public Sender {
   absl::Status fail_while_computing;
   std::optional<absl::Status> outcome_of_finished = absl::OkStatus();
   std::function<void(LeaseId)> on_forget;
+  std::function<void()> on_pump;
   std::vector<LeaseId> begun, forgotten;
   std::map<LeaseId, std::vector<int64_t>> grown;
   std::vector<Handoff> handoffs;
@@ -146,6 +150,34 @@ TEST_F(PrefillWorkerTest, TheReplyOfAnEndedRequestLeavesBeforeDecodeIsToldToForg
   EXPECT_TRUE(answered);
 }
 
+TEST_F(PrefillWorkerTest, ALeaseIsNamedBeforeItsFirstStep) {
+  PrefillWorker worker = MakeWorker();
+  Run(worker, Request(1, 20));
+  std::optional<size_t> steps_before_first_pump;
+  sender_.on_pump = [&] {
+    if (sender_.begun.empty() || steps_before_first_pump) return;
+    steps_before_first_pump = sender_.grown[LeaseId(1)].size();
+  };
+  EXPECT_EQ(Drain(worker), absl::OkStatus());
+  EXPECT_EQ(steps_before_first_pump, 0u);
+}
+
+TEST_F(PrefillWorkerTest, TheCacheIsOfferedBeforeTheReplyLeaves) {
+  sender_.outcome_of_finished = std::nullopt;
+  PrefillWorker worker = MakeWorker(std::chrono::milliseconds(0));
+  Run(worker, Request(1, 5));
+  bool answered_before_offer = false;
+  bool offered = false;
+  sender_.on_pump = [&] {
+    if (sender_.handoffs.empty() || std::exchange(offered, true)) return;
+    answered_before_offer = !replies_[LeaseId(1)].empty();
+  };
+  EXPECT_EQ(Drain(worker), absl::OkStatus());
+  EXPECT_TRUE(offered);
+  EXPECT_FALSE(answered_before_offer);
+  EXPECT_TRUE(Reply(1).ok());
+}
+
 TEST_F(PrefillWorkerTest, AShortPromptDoesNotWaitForALongOne) {
   PrefillWorker worker = MakeWorker();
   Run(worker, Request(1, 80));
@@ -170,7 +202,7 @@ TEST_F(PrefillWorkerTest, AHandoffThatFailsEarlyEndsTheComputation) {
   Run(worker, Request(1, 500));
   EXPECT_EQ(Drain(worker), absl::OkStatus());
   EXPECT_EQ(Reply(1).status(), absl::DataLossError("digest differs"));
-  EXPECT_THAT(sender_.grown[LeaseId(1)], SizeIs(1));
+  EXPECT_THAT(sender_.grown[LeaseId(1)], IsEmpty());
 }
 
 TEST_F(PrefillWorkerTest, ACancelledRequestIsForgotten) {
