@@ -98,7 +98,8 @@ void DecodeWorker::End(const absl::Status& status) {
     Publish(WorkerState::kDraining, "shutting down");
   } else {
     LOG(ERROR) << "the worker ends: " << status.ToString();
-    scheduler_.EndAll(status);
+    // Its requests may run elsewhere.
+    scheduler_.EndAll(absl::UnavailableError("the worker ends: " + std::string(status.message())));
     Publish(WorkerState::kUnhealthy, status.ToString());
   }
   receiver_.Pump(scheduler_);  // prefill workers hear of what was given up

@@ -79,14 +79,20 @@ absl::Status PrefillWorker::Loop(const std::function<bool()>& end_requested) {
     status = Turn();
     if (drain_deadline && (idle() || clock_.Now() > *drain_deadline)) break;
   }
-  if (!status.ok()) LOG(ERROR) << "the worker ends: " << status.ToString();
-  FailAll(status.ok() ? absl::UnavailableError("the prefill worker is shutting down") : status);
+  End(status);
+  return status;
+}
+
+// Whatever ended the worker, its requests may run elsewhere: UNAVAILABLE.
+void PrefillWorker::End(const absl::Status& status) {
   if (status.ok()) {
+    FailAll(absl::UnavailableError("the prefill worker is shutting down"));
     Publish(WorkerState::kDraining, "shutting down");
   } else {
+    LOG(ERROR) << "the worker ends: " << status.ToString();
+    FailAll(absl::UnavailableError("the worker ends: " + std::string(status.message())));
     Publish(WorkerState::kUnhealthy, status.ToString());
   }
-  return status;
 }
 
 // The sender is pumped between admission and step, so that a lease is named before its first step,

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/failpoint.h"
 #include "tests/decode/worker_pair.h"
 
 namespace lodestone {
@@ -156,6 +157,17 @@ TEST_F(DisaggregatedTest, DeathOfDecodeWhileThePromptIsComputedEndsTheRequest) {
   run.join();
   EXPECT_FALSE(status.ok());
   EXPECT_TRUE(prefill_.BecomesIdle());
+}
+
+TEST_F(DisaggregatedTest, AfterAFailureOfTheEngineRequestsMayRunElsewhere) {
+  if (!kFailpointsEnabled) GTEST_SKIP() << "built without failpoints";
+  ScriptedRequest request(prefill_, decode_, SomePrompt(50, 1), Greedy(200));
+  ASSERT_TRUE(failpoint::Arm("decode_step", "error(INTERNAL)").ok());
+  const absl::Status answer = request.Answer();
+  failpoint::DisarmAll();
+  EXPECT_EQ(answer.code(), absl::StatusCode::kUnavailable) << answer;
+  EXPECT_THAT(std::string(answer.message()), HasSubstr("the worker ends: "));
+  EXPECT_EQ(decode_.Stop().code(), absl::StatusCode::kInternal);
 }
 
 TEST_F(DisaggregatedTest, DrainingFinishesWhatRunsAndTakesNothingNew) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 
+#include "base/failpoint.h"
 #include "engine/generate.h"
 #include "kvcache/ledger.h"
 
@@ -244,6 +245,19 @@ TEST_F(PrefillWorkerTest, ABadRequestIsRefusedBeforeItIsQueued) {
   EXPECT_THAT(std::string(Reply(1).status().message()), HasSubstr("1024"));
   EXPECT_EQ(Reply(2).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(sender_.begun, IsEmpty());
+}
+
+TEST_F(PrefillWorkerTest, AfterAFailureOfTheEngineRequestsMayRunElsewhere) {
+  if (!kFailpointsEnabled) GTEST_SKIP() << "built without failpoints";
+  ASSERT_TRUE(failpoint::Arm("prefill_after_step", "error(INTERNAL)").ok());
+  PrefillWorker worker = MakeWorker();
+  Run(worker, Request(1, 20));
+  const absl::Status status = worker.Loop([] { return false; });
+  failpoint::DisarmAll();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+  EXPECT_EQ(Reply(1).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(Reply(1).status().message()), HasSubstr("the worker ends: "));
+  EXPECT_EQ(board_.Get().state, WorkerState::kUnhealthy);
 }
 
 TEST_F(PrefillWorkerTest, WhatIsLeftAtTheEndOfTheDrainTimeIsToldSo) {
