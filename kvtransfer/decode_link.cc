@@ -105,6 +105,12 @@ void DecodeLink::TakeOffers(std::vector<Offer>& offers) {
       return Kill(absl::DataLossError(
           absl::StrCat("offer ", offer.link_seq, " follows offer ", last_seq_)));
     }
+    const size_t unanswered = queue_.size() + granted_.size();
+    if (unanswered >= static_cast<size_t>(terms_.slots_per_link)) {
+      return Kill(absl::InternalError(absl::StrCat("offer ", offer.link_seq, " comes while ",
+                                                   unanswered, " are not answered, limit is ",
+                                                   terms_.slots_per_link)));
+    }
     ++last_seq_;
     queue_.push_back(std::move(offer));
   }

@@ -37,7 +37,8 @@ absl::Status CheckLinkOpen(const DecodeTerms& terms, std::string_view transport,
 //   waiting (for LinkOpen) -> accepted (no data connection yet) -> up -> dead
 //
 // Offers: queued -> granted -> arrived -> answered. Invariants: link_seq ascends by 1, a repeated
-// number is dropped, a gap kills the link; slots are granted, filled and answered in that order.
+// number is dropped, a gap kills the link; slots are granted, filled and answered in that order; no
+// more than `slots_per_link` offers are unanswered, one more kills the link.
 class DecodeLink {
  public:
   struct Granted {

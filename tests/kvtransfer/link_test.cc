@@ -91,6 +91,34 @@ TEST(LinkTest, RequestsWaitForANearRedialAndFailAtOnceBeforeAFarOne) {
   EXPECT_GE(waited, 3);
 }
 
+TEST(LinkTest, MoreOffersThanThereAreSlotsBreakTheLink) {
+  WorkerPair pair;
+  pair.pump_sender = false;
+  const std::unique_ptr<PrefillControl> prefill =
+      pair.network.dialer()->Dial(WorkerPair::kAddress);
+  ToDecode message;
+  message.open = LinkOpen{.prefill_instance = "p",
+                          .decode_instance = pair.decode_instance.ToString(),
+                          .layout = TinyLayout(pair.options.shape),
+                          .transport = std::string(pair.network.data_dialer()->name()),
+                          .max_slot_bytes = 8192};
+  prefill->Send(std::move(message));
+  std::optional<ToPrefill> reply;
+  ASSERT_TRUE(pair.RunUntil([&] { return (reply = prefill->Receive()).has_value(); }));
+  ASSERT_TRUE(reply->accept.has_value());
+  const auto offer = [&](uint64_t link_seq) {
+    ToDecode next;
+    next.offers.push_back({.link_seq = link_seq, .lease = LeaseId(1)});
+    prefill->Send(std::move(next));
+    pair.RunUntil([] { return false; }, std::chrono::seconds(1));
+  };
+  const auto slots = static_cast<uint64_t>(reply->accept->slots);
+  for (uint64_t link_seq = 1; link_seq <= slots; ++link_seq) offer(link_seq);
+  EXPECT_TRUE(prefill->status().ok()) << prefill->status();
+  offer(slots + 1);
+  EXPECT_FALSE(prefill->status().ok());
+}
+
 TEST(BackoffTest, DoublesFromHalfASecondToThirtySeconds) {
   Backoff backoff(LinkTimes{}, 1);
   TimePoint now{};
