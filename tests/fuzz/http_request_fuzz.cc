@@ -20,7 +20,6 @@ const HttpLimits kLimits = {.max_header_bytes = 1024,
 
 struct Outcome {
   bool accepted = false;
-  bool wants_more = false;
   int status = 0;
   HttpRequest request;
 };
@@ -64,7 +63,7 @@ Outcome Parse(std::string_view bytes, const std::vector<std::string_view>& piece
     if (parser.parser().is_done()) break;
   }
   CHECK_LE(fed, bytes.size());
-  if (!parser.parser().is_done()) return {.wants_more = true};
+  if (!parser.parser().is_done()) return {};  // wants more
   if (const auto bad = parser.CheckHead()) return {.status = bad->status};
   return {.accepted = true, .request = parser.Take()};
 }
