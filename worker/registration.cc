@@ -18,12 +18,14 @@ constexpr milliseconds kSlice{20};  // how soon a broken stream or a requested e
 
 }  // namespace
 
-// One stream to the router, from its start to its end.
+// One stream to the router, from its start to its end. Its thread starts writes outside of gRPC's
+// reactions, so the call holds the stream open until the last read: nothing starts afterwards.
 class Registration::Session final
     : public grpc::ClientBidiReactor<v1::WorkerReport, v1::RegistryReply> {
  public:
   explicit Session(v1::WorkerRegistry::Stub* stub) {
     stub->async()->Register(&context_, this);
+    AddHold();
     StartRead(&reply_);
     StartCall();
   }
@@ -37,8 +39,8 @@ class Registration::Session final
   // False if the report before is still on its way at the deadline, or the stream has ended.
   bool Send(v1::WorkerReport report, SteadyClock::time_point deadline) {
     MutexLock lock(&mutex_);
-    const auto free = [this]() REQUIRES(mutex_) { return !writing_ || done_; };
-    if (!changed_.WaitUntil(&mutex_, deadline, free) || done_) return false;
+    const auto free = [this]() REQUIRES(mutex_) { return !writing_ || closed_; };
+    if (!changed_.WaitUntil(&mutex_, deadline, free) || closed_) return false;
     report_ = std::move(report);
     writing_ = true;
     StartWrite(&report_);
@@ -48,8 +50,8 @@ class Registration::Session final
   // the stream, until `deadline`.
   void SayGoodbye(SteadyClock::time_point deadline) {
     MutexLock lock(&mutex_);
-    const auto idle = [this]() REQUIRES(mutex_) { return !writing_ || done_; };
-    if (!changed_.WaitUntil(&mutex_, deadline, idle) || done_) return;
+    const auto idle = [this]() REQUIRES(mutex_) { return !writing_ || closed_; };
+    if (!changed_.WaitUntil(&mutex_, deadline, idle) || closed_) return;
     StartWritesDone();
     changed_.WaitUntil(&mutex_, deadline, [this]() REQUIRES(mutex_) { return done_; });
   }
@@ -78,7 +80,10 @@ class Registration::Session final
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok) return;
+    if (!ok) {
+      Close();
+      return RemoveHold();
+    }
     {
       MutexLock lock(&mutex_);
       accepted_ = reply_.accepted();
@@ -101,13 +106,20 @@ class Registration::Session final
   }
 
  private:
+  void Close() {
+    MutexLock lock(&mutex_);
+    closed_ = true;
+    changed_.NotifyAll();
+  }
+
   grpc::ClientContext context_;
   v1::RegistryReply reply_;
   v1::WorkerReport report_;  // valid while writing_
   mutable Mutex mutex_;
   CondVar changed_;
   bool writing_ GUARDED_BY(mutex_) = false;
-  bool done_ GUARDED_BY(mutex_) = false;
+  bool closed_ GUARDED_BY(mutex_) = false;  // the router has ended the stream, or it broke
+  bool done_ GUARDED_BY(mutex_) = false;    // and nothing of it is under way
   bool accepted_ GUARDED_BY(mutex_) = false;
   absl::Status refusal_ GUARDED_BY(mutex_);
   std::string router_id_ GUARDED_BY(mutex_);

@@ -155,6 +155,16 @@ TEST_F(RegistrationTest, RegistersAgainWhenTheStreamBreaks) {
   EXPECT_TRUE(router_.hello_first());
 }
 
+// Reports are on their way whenever a stream ends, at every moment of its end.
+TEST_F(RegistrationTest, SurvivesStreamsThatEndWhileItReports) {
+  Register({.report = milliseconds(0), .backoff_first = milliseconds(0)});
+  for (int streams = 1; streams <= 50; ++streams) {
+    ASSERT_TRUE(router_.WaitForStreams(streams));
+    router_.BreakNext();
+  }
+  EXPECT_TRUE(router_.hello_first());
+}
+
 TEST_F(RegistrationTest, TriesAgainWhenItWasRefused) {
   router_.RefuseNext("another model");
   Register({.report = milliseconds(10), .refused = milliseconds(1)});
