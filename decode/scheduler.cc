@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "engine/sampler.h"
 #include "kvcache/ledger.h"
+#include "worker/registration_messages.h"
 
 namespace lodestone {
 namespace {
@@ -49,8 +50,10 @@ absl::StatusOr<ReserveReply> DecodeScheduler::Reserve(const ReserveRequest& requ
                                    .sequence = nullptr,
                                    .stream = std::nullopt,
                                    .unsent = {}});
-  const int64_t free_after = ledger.Snapshot().free_bytes;
-  return ReserveReply{lease, free_before - free_after, free_after};
+  const MemorySnapshot memory = ledger.Snapshot();
+  return ReserveReply{.lease = lease,
+                      .reserved_bytes = free_before - memory.free_bytes,
+                      .free_bytes = ReservableBytes(memory, engine_.plan())};
 }
 
 int64_t DecodeScheduler::Cancel(LeaseId lease) {

@@ -28,7 +28,7 @@ struct ReserveRequest {
 struct ReserveReply {
   LeaseId lease;
   int64_t reserved_bytes = 0;
-  int64_t free_bytes = 0;
+  int64_t free_bytes = 0;  // of the largest reservation that still fits
 };
 
 // A router's token stream, as the loop knows it.

@@ -31,11 +31,18 @@ void SetLayout(const LayoutDescriptor& layout, v1::Layout* proto) {
   }
 }
 
+// Of one sequence that takes all of `pages`. Slots are no pages: counting them all would promise
+// room for pages that do not exist.
 int64_t CacheBytes(const MemoryPlan& plan, int64_t pages, int64_t slots) {
-  return pages * plan.bytes_per_page.total() + slots * plan.bytes_per_slot.total();
+  return pages * plan.bytes_per_page.total() +
+         std::min<int64_t>(slots, 1) * plan.bytes_per_slot.total();
 }
 
 }  // namespace
+
+int64_t ReservableBytes(const MemorySnapshot& memory, const MemoryPlan& plan) {
+  return CacheBytes(plan, memory.free_pages, memory.free_slots);
+}
 
 v1::WorkerRole ToProto(WorkerRole role) {
   return role == WorkerRole::kPrefill ? v1::WORKER_ROLE_PREFILL : v1::WORKER_ROLE_DECODE;
@@ -72,7 +79,7 @@ v1::WorkerLoad MakeLoad(const WorkerStatus& status, const MemorySnapshot& memory
   load.set_queued_tokens(status.queued_tokens);
   load.set_queued_requests(static_cast<int32_t>(status.queued_requests));
   load.set_running_requests(static_cast<int32_t>(status.running_requests));
-  load.set_free_bytes(CacheBytes(plan, memory.free_pages, memory.free_slots));
+  load.set_free_bytes(ReservableBytes(memory, plan));
   load.set_free_sequences(static_cast<int32_t>(memory.free_slots));
   load.mutable_linked_instance_ids()->Add(status.linked_instances.begin(),
                                           status.linked_instances.end());

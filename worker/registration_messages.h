@@ -12,6 +12,9 @@ namespace lodestone {
 
 v1::WorkerRole ToProto(WorkerRole role);
 
+// The largest reservation that fits now: all free pages, and a slot if one is free.
+int64_t ReservableBytes(const MemorySnapshot& memory, const MemoryPlan& plan);
+
 // What never changes while the process lives. `address` is host:port as others reach it.
 v1::WorkerHello MakeHello(WorkerRole role, const InstanceId& instance, const std::string& address,
                           const std::string& model_name, const Engine& engine);

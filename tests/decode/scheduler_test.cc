@@ -92,11 +92,12 @@ class DecodeSchedulerTest : public testing::Test {
 Engine* DecodeSchedulerTest::engine_ = nullptr;
 
 TEST_F(DecodeSchedulerTest, ReserveTakesTheWorstCaseFromTheLedger) {
-  const MemorySnapshot before = ledger().Snapshot();
   const ReserveReply reply = table_.Reserve({.prompt_tokens = 250, .max_new_tokens = 10}).value();
   EXPECT_EQ(ledger().Snapshot().reserved_bytes, reply.reserved_bytes);
   EXPECT_EQ(ledger().Find(reply.lease).value(), ReservationFor(260));
-  EXPECT_EQ(reply.free_bytes, before.free_bytes - reply.reserved_bytes);
+  const MemoryPlan& plan = engine_->plan();
+  EXPECT_EQ(reply.free_bytes, ledger().Snapshot().free_pages * plan.bytes_per_page.total() +
+                                  plan.bytes_per_slot.total());
   EXPECT_EQ(table_.Cancel(reply.lease), reply.reserved_bytes);
 }
 
