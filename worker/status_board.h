@@ -2,10 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/mutex.h"
 
 namespace lodestone {
@@ -27,30 +28,31 @@ struct WorkerStatus {
   std::vector<std::string> refused_links = {};
 };
 
+// A loop that sets no status for so long hangs. One step of a large model on a CPU takes seconds.
+inline constexpr std::chrono::seconds kLoopHangs{10};
+
 // The newest status. The loop writes, other threads read. Thread-safe.
 class StatusBoard {
  public:
-  WorkerStatus Get() const {
-    MutexLock lock(&mutex_);
-    return status_;
-  }
-  void Set(WorkerStatus status) {
-    MutexLock lock(&mutex_);
-    const bool changed = status.state != status_.state;
-    status_ = std::move(status);
-    if (changed) state_changed_.NotifyAll();
-  }
-  // Returns when the state is not `known` any more, or at the deadline.
-  void WaitForOtherState(WorkerState known, std::chrono::steady_clock::time_point deadline) const {
-    MutexLock lock(&mutex_);
-    state_changed_.WaitUntil(&mutex_, deadline,
-                             [&]() REQUIRES(mutex_) { return status_.state != known; });
-  }
+  explicit StatusBoard(const Clock* clock = RealClock()) : clock_(*clock) {}
+
+  // Unhealthy if the loop hangs.
+  WorkerStatus Get() const;
+  void Set(WorkerStatus status);
+  // Returns when the state is not `known` any more, or at the deadline. It may see the begin and the
+  // end of a hang as late as that.
+  void WaitForOtherState(WorkerState known, TimePoint deadline) const;
 
  private:
+  // How long ago the loop set its status, if it hangs.
+  std::optional<std::chrono::nanoseconds> HangingFor() const REQUIRES(mutex_);
+  WorkerState State() const REQUIRES(mutex_);
+
+  const Clock& clock_;
   mutable Mutex mutex_;
   mutable CondVar state_changed_;
   WorkerStatus status_ GUARDED_BY(mutex_);
+  std::optional<TimePoint> last_set_ GUARDED_BY(mutex_);  // none: the loop has not begun
 };
 
 }  // namespace lodestone

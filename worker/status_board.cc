@@ -1,0 +1,45 @@
+#include "worker/status_board.h"
+
+#include <utility>
+
+namespace lodestone {
+
+WorkerStatus StatusBoard::Get() const {
+  MutexLock lock(&mutex_);
+  WorkerStatus status = status_;
+  if (const auto hanging = HangingFor()) {
+    status.state = WorkerState::kUnhealthy;
+    status.reason =
+        "the loop has not turned for " +
+        std::to_string(std::chrono::duration_cast<std::chrono::seconds>(*hanging).count()) +
+        " s, limit is " + std::to_string(kLoopHangs.count()) + " s";
+  }
+  return status;
+}
+
+void StatusBoard::Set(WorkerStatus status) {
+  MutexLock lock(&mutex_);
+  const WorkerState before = State();
+  status_ = std::move(status);
+  last_set_ = clock_.Now();
+  if (status_.state != before) state_changed_.NotifyAll();
+}
+
+void StatusBoard::WaitForOtherState(WorkerState known, TimePoint deadline) const {
+  MutexLock lock(&mutex_);
+  state_changed_.WaitUntil(&mutex_, deadline,
+                           [&]() REQUIRES(mutex_) { return State() != known; });
+}
+
+std::optional<std::chrono::nanoseconds> StatusBoard::HangingFor() const {
+  if (!last_set_) return std::nullopt;
+  const std::chrono::nanoseconds age = clock_.Now() - *last_set_;
+  if (age <= kLoopHangs) return std::nullopt;
+  return age;
+}
+
+WorkerState StatusBoard::State() const {
+  return HangingFor() ? WorkerState::kUnhealthy : status_.state;
+}
+
+}  // namespace lodestone
