@@ -6,27 +6,23 @@ namespace lodestone {
 
 void LeaseTable::Add(LeaseId lease) {
   const bool added =
-      leases_.emplace(lease, Lease{.last_named = clock_->Now(), .holders = {}}).second;
+      leases_.emplace(lease, Lease{.last_named = clock_->Now(), .streams = {}}).second;
   CHECK(added) << "lease " << lease << " exists";
 }
 
-void LeaseTable::Name(LeaseHolder holder, std::span<const LeaseId> leases) {
+void LeaseTable::Name(std::span<const LeaseId> leases) {
   for (LeaseId id : leases) {
     const auto lease = leases_.find(id);
-    if (lease == leases_.end()) continue;
-    lease->second.last_named = clock_->Now();
-    if (holder.kind == LeaseHolder::Kind::kPrefillLink && lease->second.adopted) continue;
-    lease->second.holders.insert(holder);
+    if (lease != leases_.end()) lease->second.last_named = clock_->Now();
   }
 }
 
-void LeaseTable::Adopted(LeaseId lease) {
-  const auto found = leases_.find(lease);
-  if (found == leases_.end()) return;
-  found->second.adopted = true;
-  std::erase_if(found->second.holders, [](const LeaseHolder& holder) {
-    return holder.kind == LeaseHolder::Kind::kPrefillLink;
-  });
+void LeaseTable::NameOnStream(StreamId stream, std::span<const LeaseId> leases) {
+  Name(leases);
+  for (LeaseId id : leases) {
+    const auto lease = leases_.find(id);
+    if (lease != leases_.end()) lease->second.streams.insert(stream);
+  }
 }
 
 bool LeaseTable::Remove(LeaseId lease) { return leases_.erase(lease) > 0; }
@@ -50,8 +46,8 @@ std::vector<LeaseId> LeaseTable::TakeExpired() {
   return TakeIf([oldest](const Lease& lease) { return lease.last_named < oldest; });
 }
 
-std::vector<LeaseId> LeaseTable::TakeBroken(LeaseHolder holder) {
-  return TakeIf([&holder](const Lease& lease) { return lease.holders.contains(holder); });
+std::vector<LeaseId> LeaseTable::TakeBroken(StreamId stream) {
+  return TakeIf([stream](const Lease& lease) { return lease.streams.contains(stream); });
 }
 
 }  // namespace lodestone

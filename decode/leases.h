@@ -3,13 +3,10 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <set>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/ids.h"
 
@@ -17,21 +14,16 @@ namespace lodestone {
 
 inline constexpr std::chrono::seconds kLeaseLifetime{5};  // after it was last named
 
-// Somebody who names leases: a router's token stream, or a prefill worker's link.
-struct LeaseHolder {
-  enum class Kind : uint8_t { kRouterStream, kPrefillLink };
-  Kind kind = Kind::kRouterStream;
-  uint64_t id = 0;  // of the stream, or of the link; unique while this process lives
-  friend auto operator<=>(const LeaseHolder&, const LeaseHolder&) = default;
-};
+// A router's token stream; unique while this process lives.
+using StreamId = uint64_t;
 
 // Which leases live, and who keeps them alive. Pure: holds no bytes and no sequence; the worker
 // frees what belongs to the leases that die. Worker loop only.
 //
-// A lease lives from Add until Remove, or until it is in the result of Expired or Broken:
-//   - Expired: kLeaseLifetime after it was last named (Add names it once);
-//   - Broken: at once when a stream breaks that was naming it. A prefill link counts until the
-//     hand-off was adopted, the router's stream to the end.
+// A lease lives from Add until Remove, or until TakeExpired or TakeBroken returns it:
+//   - expired: kLeaseLifetime after it was last named (Add names it once);
+//   - broken: at once when a router's stream breaks that has named it. A prefill worker's link only
+//     keeps a lease alive: what breaks with it is the receiver's business.
 class LeaseTable {
  public:
   explicit LeaseTable(const Clock* clock) : clock_(clock) {}
@@ -40,23 +32,21 @@ class LeaseTable {
   void Add(LeaseId lease);
   bool IsLive(LeaseId lease) const { return leases_.contains(lease); }
   // Unknown leases are ignored: their end was told already.
-  void Name(LeaseHolder holder, std::span<const LeaseId> leases);
-  // The prefill link does not matter to this lease any more.
-  void Adopted(LeaseId lease);
+  void Name(std::span<const LeaseId> leases);
+  void NameOnStream(StreamId stream, std::span<const LeaseId> leases);
   // False if it was not live.
   bool Remove(LeaseId lease);
 
-  // Leases that died by time, or because `holder` broke; they are not live any more.
+  // Leases that died by time, or because `stream` broke; they are not live any more.
   std::vector<LeaseId> TakeExpired();
-  std::vector<LeaseId> TakeBroken(LeaseHolder holder);
+  std::vector<LeaseId> TakeBroken(StreamId stream);
 
   size_t size() const { return leases_.size(); }
 
  private:
   struct Lease {
     TimePoint last_named;
-    std::set<LeaseHolder> holders;
-    bool adopted = false;
+    std::set<StreamId> streams;  // that have named it
   };
   template <typename Predicate>
   std::vector<LeaseId> TakeIf(Predicate dies);

@@ -13,8 +13,6 @@
 namespace lodestone {
 namespace {
 
-LeaseHolder HolderOf(StreamId id) { return {LeaseHolder::Kind::kRouterStream, id}; }
-
 LeaseEvent ErrorEvent(LeaseId lease, absl::Status error) {
   return {.lease = lease, .finish = FinishReason::kError, .error = std::move(error)};
 }
@@ -69,8 +67,8 @@ void DecodeScheduler::OpenStream(StreamId id, std::shared_ptr<TokenStream> strea
 void DecodeScheduler::NameOnStream(StreamId id, std::span<const LeaseId> named,
                                    std::span<const LeaseId> subscribe) {
   if (!streams_.contains(id)) return;
-  leases_.Name(HolderOf(id), named);
-  leases_.Name(HolderOf(id), subscribe);
+  leases_.NameOnStream(id, named);
+  leases_.NameOnStream(id, subscribe);
   for (LeaseId lease : subscribe) Subscribe(id, lease);
 }
 
@@ -89,7 +87,7 @@ void DecodeScheduler::Subscribe(StreamId id, LeaseId lease) {
 
 void DecodeScheduler::CloseStream(StreamId id) {
   streams_.erase(id);
-  for (LeaseId lease : leases_.TakeBroken(HolderOf(id))) {
+  for (LeaseId lease : leases_.TakeBroken(id)) {
     End(lease, ErrorEvent(lease, absl::UnavailableError("the router's stream broke")),
         "the router's stream broke");
   }
@@ -210,7 +208,6 @@ absl::Status DecodeScheduler::Adopt(Handoff handoff) {
                                                 handoff.num_generated, handoff.sampling);
   request.sequence->AppendGenerated(first);
   running_.push_back(request.lease);
-  leases_.Adopted(request.lease);
   return absl::OkStatus();
 }
 
@@ -219,8 +216,7 @@ void DecodeScheduler::Abandon(LeaseId lease, const absl::Status& why) {
 }
 
 void DecodeScheduler::Named(std::span<const LeaseId> leases) {
-  // The receiver abandons the leases of a link that breaks, so all links count as one holder.
-  leases_.Name({LeaseHolder::Kind::kPrefillLink, 0}, leases);
+  leases_.Name(leases);
 }
 
 int64_t DecodeScheduler::num_reserved() const {

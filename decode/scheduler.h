@@ -31,9 +31,6 @@ struct ReserveReply {
   int64_t free_bytes = 0;  // of the largest reservation that still fits
 };
 
-// A router's token stream, as the loop knows it.
-using StreamId = uint64_t;
-
 // The requests of a decode worker, from reservation to their terminal event. Owns their caches and
 // sequences; every byte goes back to the ledger when a request ends, whichever way it does. Worker
 // loop only.

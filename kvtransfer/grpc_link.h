@@ -59,8 +59,4 @@ class GrpcLinkService final : public v1::LinkService::Service, public ControlAcc
   const std::unique_ptr<Impl> impl_;
 };
 
-// What the server of a decode worker needs for links: large hand-offs (tokens of a whole context) and
-// pings that are more frequent than gRPC allows by default.
-void SetLinkServerOptions(grpc::ServerBuilder& builder);
-
 }  // namespace lodestone

@@ -10,9 +10,8 @@ using std::chrono::milliseconds;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-constexpr LeaseHolder kRouter{LeaseHolder::Kind::kRouterStream, 1};
-constexpr LeaseHolder kOtherRouter{LeaseHolder::Kind::kRouterStream, 2};
-constexpr LeaseHolder kPrefill{LeaseHolder::Kind::kPrefillLink, 1};
+constexpr StreamId kRouter = 1;
+constexpr StreamId kOtherRouter = 2;
 const LeaseId kA{7};
 const LeaseId kB{8};
 
@@ -26,7 +25,7 @@ TEST_F(LeaseTableTest, DiesFiveSecondsAfterItWasLastNamed) {
   table_.Add(kA);
   clock_.Advance(kLeaseLifetime);
   EXPECT_THAT(table_.TakeExpired(), IsEmpty());
-  table_.Name(kRouter, {{kA}});
+  table_.NameOnStream(kRouter, {{kA}});
   clock_.Advance(kLeaseLifetime);
   EXPECT_THAT(table_.TakeExpired(), IsEmpty());
   clock_.Advance(milliseconds(1));
@@ -38,34 +37,29 @@ TEST_F(LeaseTableTest, DiesFiveSecondsAfterItWasLastNamed) {
 TEST_F(LeaseTableTest, DiesAtOnceWhenAStreamBreaksThatNamedIt) {
   table_.Add(kA);
   table_.Add(kB);
-  table_.Name(kRouter, {{kA}});
-  table_.Name(kOtherRouter, {{kB}});
+  table_.NameOnStream(kRouter, {{kA}});
+  table_.NameOnStream(kOtherRouter, {{kB}});
   EXPECT_THAT(table_.TakeBroken(kRouter), ElementsAre(kA));
   EXPECT_TRUE(table_.IsLive(kB));
 }
 
-TEST_F(LeaseTableTest, PrefillLinkStopsMatteringOnceAdopted) {
+TEST_F(LeaseTableTest, NamingWithoutAStreamKeepsItAlive) {
   table_.Add(kA);
-  table_.Name(kPrefill, {{kA}});
-  table_.Adopted(kA);
-  table_.Name(kPrefill, {{kA}});
-  EXPECT_THAT(table_.TakeBroken(kPrefill), IsEmpty());
+  clock_.Advance(kLeaseLifetime);
+  table_.Name({{kA}});
+  clock_.Advance(kLeaseLifetime);
+  EXPECT_THAT(table_.TakeExpired(), IsEmpty());
+  EXPECT_THAT(table_.TakeBroken(kRouter), IsEmpty());
   EXPECT_TRUE(table_.IsLive(kA));
 }
 
-TEST_F(LeaseTableTest, PrefillLinkTakesTheLeaseWithItBeforeAdoption) {
-  table_.Add(kA);
-  table_.Name(kPrefill, {{kA}});
-  EXPECT_THAT(table_.TakeBroken(kPrefill), ElementsAre(kA));
-}
-
 TEST_F(LeaseTableTest, NamingAnUnknownLeaseDoesNotReviveIt) {
-  table_.Name(kRouter, {{kA}});
+  table_.NameOnStream(kRouter, {{kA}});
   EXPECT_FALSE(table_.IsLive(kA));
   table_.Add(kA);
   EXPECT_TRUE(table_.Remove(kA));
   EXPECT_FALSE(table_.Remove(kA));
-  table_.Name(kRouter, {{kA}});
+  table_.NameOnStream(kRouter, {{kA}});
   EXPECT_EQ(table_.size(), 0u);
 }
 

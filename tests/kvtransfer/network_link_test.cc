@@ -11,6 +11,7 @@
 #include "kvtransfer/socket.h"
 #include "kvtransfer/tcp_transport.h"
 #include "tests/kvtransfer/worker_pair.h"
+#include "worker/grpc_server.h"
 
 namespace lodestone {
 namespace {
@@ -58,12 +59,7 @@ class NetworkPair {
 
   void StartServer() {
     service = std::make_unique<GrpcLinkService>();
-    grpc::ServerBuilder builder;
-    SetLinkServerOptions(builder);
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(service.get());
-    server = builder.BuildAndStart();
-    ASSERT_NE(server, nullptr);
+    server = StartGrpcServer("127.0.0.1", 0, {service.get()}).value();
     receiver = SlotReceiver::Create({.instance = decode_instance,
                                      .layout = TinyLayout(shape),
                                      .shape = shape,
@@ -78,10 +74,10 @@ class NetworkPair {
   void StopServer() {
     receiver.reset();
     service->Shutdown();
-    server->Shutdown(std::chrono::system_clock::now() + seconds(2));
-    server.reset();
+    server.Shutdown(seconds(2));
+    server = {};
   }
-  std::string address() const { return "127.0.0.1:" + std::to_string(port); }
+  std::string address() const { return "127.0.0.1:" + std::to_string(server.port); }
 
   LeaseId Send(const SequenceCache& cache, int64_t length) {
     const LeaseId lease = decode.Reserve(length);
@@ -109,8 +105,7 @@ class NetworkPair {
   TcpDialer data_dialer;
   std::unique_ptr<TcpListener> listener;
   std::unique_ptr<GrpcLinkService> service;
-  std::unique_ptr<grpc::Server> server;
-  int port = 0;
+  GrpcServer server;
   std::unique_ptr<SlotReceiver> receiver;
   std::unique_ptr<SlotSender> sender;
   std::map<LeaseId, absl::Status> outcomes;
