@@ -2,8 +2,41 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 namespace lodestone {
+namespace {
+
+// Bytes of the character that `text` begins with; 0 if it begins with none (RFC 3629).
+size_t CharacterBytes(std::string_view text) {
+  const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 0;
+  if (length == 0 || lead >= 0xf8 || length > text.size()) return 0;
+  uint32_t code = lead & (0x7fu >> length);
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3f);
+  }
+  constexpr uint32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};  // else it is over-long
+  const bool surrogate = code >= 0xd800 && code < 0xe000;
+  return code >= kSmallest[length] && code < 0x110000 && !surrogate ? length : 0;
+}
+
+// A message that quotes a client may end in the middle of a character, and a peer refuses a proto
+// string that is not UTF-8: bytes that do not form a character become '?'.
+std::string ToUtf8(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t length = CharacterBytes(text);
+    out += length > 0 ? text.substr(0, length) : "?";
+    text.remove_prefix(std::max<size_t>(length, 1));
+  }
+  return out;
+}
+
+}  // namespace
 
 SamplingParams FromProto(const v1::SamplingParams& proto) {
   SamplingParams params{
@@ -71,21 +104,31 @@ v1::Token ToProto(const GeneratedToken& token) {
 
 FinishReason FromProto(v1::FinishReason proto) {
   switch (proto) {
-    case v1::FINISH_REASON_UNSPECIFIED: return FinishReason::kNone;
-    case v1::FINISH_REASON_STOP: return FinishReason::kStop;
-    case v1::FINISH_REASON_LENGTH: return FinishReason::kLength;
-    case v1::FINISH_REASON_CANCELLED: return FinishReason::kCancelled;
-    default: return FinishReason::kError;
+    case v1::FINISH_REASON_UNSPECIFIED:
+      return FinishReason::kNone;
+    case v1::FINISH_REASON_STOP:
+      return FinishReason::kStop;
+    case v1::FINISH_REASON_LENGTH:
+      return FinishReason::kLength;
+    case v1::FINISH_REASON_CANCELLED:
+      return FinishReason::kCancelled;
+    default:
+      return FinishReason::kError;
   }
 }
 
 v1::FinishReason ToProto(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kNone: return v1::FINISH_REASON_UNSPECIFIED;
-    case FinishReason::kStop: return v1::FINISH_REASON_STOP;
-    case FinishReason::kLength: return v1::FINISH_REASON_LENGTH;
-    case FinishReason::kCancelled: return v1::FINISH_REASON_CANCELLED;
-    case FinishReason::kError: return v1::FINISH_REASON_ERROR;
+    case FinishReason::kNone:
+      return v1::FINISH_REASON_UNSPECIFIED;
+    case FinishReason::kStop:
+      return v1::FINISH_REASON_STOP;
+    case FinishReason::kLength:
+      return v1::FINISH_REASON_LENGTH;
+    case FinishReason::kCancelled:
+      return v1::FINISH_REASON_CANCELLED;
+    case FinishReason::kError:
+      return v1::FINISH_REASON_ERROR;
   }
   return v1::FINISH_REASON_ERROR;
 }
@@ -97,7 +140,7 @@ absl::Status FromProto(const v1::Status& proto) {
 v1::Status ToProto(const absl::Status& status) {
   v1::Status proto;
   proto.set_code(static_cast<int>(status.code()));
-  proto.set_message(std::string(status.message()));
+  proto.set_message(ToUtf8({status.message().data(), status.message().size()}));
   return proto;
 }
 
