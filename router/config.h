@@ -33,6 +33,7 @@ struct RouterConfig {
   std::chrono::milliseconds worker_timeout{1'500};
   std::chrono::milliseconds replay_wait{10'000};
   std::chrono::milliseconds stall_timeout{60'000};
+  std::chrono::milliseconds handoff_timeout{15'000};
   int64_t max_attempts = 4;
   std::chrono::milliseconds drain_timeout{10'000};
 
@@ -68,6 +69,8 @@ struct RouterConfig {
           "Workers");
     visit(stall_timeout, "stall-timeout", "silence of a stream after which it is run again",
           "Workers");
+    visit(handoff_timeout, "handoff-timeout",
+          "wait for the decode worker's first token after a prefill", "Workers");
     visit(max_attempts, "max-attempts", "attempts of a request without a new token", "Workers");
     visit(drain_timeout, "drain-timeout", "time for running requests to end at a shutdown",
           "Workers");

@@ -153,15 +153,19 @@ bool LinkIsUp(const Worker& a, const Worker& b) {
 }
 
 PlacementOr Place(const PlacementNeeds& needs, const WorkerList& workers, TimePoint now) {
-  const auto place = [&](bool with_suspects) {
-    const WorkerList prefills = Usable(WorkerRole::kPrefill, needs, workers, now, with_suspects);
-    const WorkerList decodes = Usable(WorkerRole::kDecode, needs, workers, now, with_suspects);
-    return PlaceAmong(needs, prefills, decodes, workers);
+  const auto place = [&](const PlacementNeeds& wanted, bool with_suspects) {
+    const WorkerList prefills = Usable(WorkerRole::kPrefill, wanted, workers, now, with_suspects);
+    const WorkerList decodes = Usable(WorkerRole::kDecode, wanted, workers, now, with_suspects);
+    return PlaceAmong(wanted, prefills, decodes, workers);
   };
-  PlacementOr result = place(false);
+  PlacementOr result = place(needs, false);
   const NoPlacement* none = std::get_if<NoPlacement>(&result);
-  if (none == nullptr || none->kind == NoPlacement::Kind::kNoCapacity) return result;
-  return place(true);
+  if (none == nullptr) return result;
+  if (none->kind != NoPlacement::Kind::kNoCapacity) return place(needs, true);
+  if (needs.avoid.empty()) return result;
+  PlacementNeeds anybody = needs;  // one that failed once is better than a wait
+  anybody.avoid.clear();
+  return place(anybody, false);
 }
 
 std::string DescribeWorkers(const WorkerList& workers) {

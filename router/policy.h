@@ -24,7 +24,7 @@ struct Placement {
 struct PlacementNeeds {
   int64_t prompt_tokens = 0;   // to be prefilled, replayed tokens included
   int64_t total_tokens = 0;    // prompt + all new ones
-  std::set<std::string> avoid{};  // instance ids that failed this request; used if nobody else is there
+  std::set<std::string> avoid{};  // instance ids that failed this request; used if no other can
   std::string pinned_prefill{};
   std::string pinned_decode{};
 };
@@ -42,7 +42,8 @@ struct NoPlacement {
 
 // The pair with the most free decode bytes that holds the worst case, and to it the prefill worker
 // with the fewest queued tokens; pairs whose link is up first. Both have one layout. A worker whose
-// breaker is open or which is to be avoided is used only if no other of its role is usable. Pure.
+// breaker is open is used only if no other of its role is usable; one that is to be avoided also if
+// all others are full. Pure.
 using PlacementOr = std::variant<Placement, NoPlacement>;
 PlacementOr Place(const PlacementNeeds& needs, const WorkerList& workers, TimePoint now);
 

@@ -15,6 +15,8 @@ namespace {
 constexpr int kFailuresToOpenBreaker = 3;
 constexpr std::chrono::seconds kBreakerTime{5};
 constexpr std::chrono::milliseconds kBusyPrefillPause{100};
+// A hand-off that had left a prefill worker before that died arrives within this.
+constexpr std::chrono::seconds kOrphanedHandOff{2};
 
 double SecondsSince(TimePoint start) {
   return std::chrono::duration<double>(RealClock()->Now() - start).count();
@@ -48,6 +50,18 @@ bool IsFinal(const absl::Status& status) {
   }
 }
 
+// The first tokens from the decode worker: they show that the hand-off has arrived.
+Task<absl::StatusOr<LeaseTokens::Batch>> AwaitHandOff(LeaseTokens& tokens, Worker& prefill,
+                                                      TimePoint deadline, CancelSource& client) {
+  CancelSource stop;  // whichever comes first: client gone, prefill worker gone
+  const auto forward = [&stop](const absl::Status& reason) { stop.Cancel(reason); };
+  const CancelSource::Registration on_client = client.OnCancel(forward);
+  const CancelSource::Registration on_gone = prefill.gone.OnCancel(forward);
+  absl::StatusOr<LeaseTokens::Batch> batch = co_await tokens.Next(deadline, stop);
+  if (batch.ok() || !stop.cancelled() || client.cancelled()) co_return batch;
+  co_return co_await tokens.Next(std::min(deadline, RealClock()->Now() + kOrphanedHandOff), client);
+}
+
 }  // namespace
 
 // One request on its way through its attempts.
@@ -68,7 +82,7 @@ struct RequestFlow::Life {
   Outcome outcome{};
   bool ended = false;
   int attempts_without_progress = 0;
-  std::set<std::string> avoid{};
+  std::set<std::string> avoid{};  // instance ids, to blame for an attempt since the last token
   TimePoint replay_deadline = TimePoint::max();  // while a worker to take over is awaited
   TimePoint first_token_at{};
 
@@ -79,6 +93,7 @@ struct RequestFlow::Life {
   int64_t tokens_to_come() const {
     return request.sampling.max_new_tokens - static_cast<int64_t>(delivered.size());
   }
+  void Blame(const Worker& worker) { avoid.insert(worker.hello.instance_id); }
   void End(FinishReason reason) {
     ended = true;
     outcome.finish_reason = reason;
@@ -169,6 +184,7 @@ Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life, Admission
       continue;
     }
     NoteFailure(decode, reserved.status());
+    life.Blame(decode);
     life.phase = "reserve";
     if (!MayReplay(life, reserved.status())) co_return FromStatus(reserved.status(), life.phase);
   }
@@ -244,6 +260,11 @@ Task<absl::Status> RequestFlow::Prefill(Life& life, LeaseTokens& tokens) {
   prefill->inflight_tokens -= num_tokens;
   if (!run.ok()) {
     if (!stop.cancelled()) NoteFailure(*prefill, run.status());
+    if (tokens.failure().cancelled()) {
+      BlameForHandOff(life, tokens, tokens.failure().reason());
+    } else {
+      life.Blame(*prefill);
+    }
     if (run.status().code() == absl::StatusCode::kResourceExhausted) {
       co_await SleepUntil(loop_, RealClock()->Now() + kBusyPrefillPause);
     }
@@ -270,11 +291,21 @@ Task<absl::Status> RequestFlow::CopyTokens(Life& life, LeaseTokens& tokens) {
   const TimePoint started_at = RealClock()->Now();
   bool is_first = true;
   while (!life.ended) {
-    const TimePoint stalled_at = RealClock()->Now() + settings_.stall_timeout;
+    const TimePoint stalled_at =
+        RealClock()->Now() + (is_first ? settings_.handoff_timeout : settings_.stall_timeout);
     const TimePoint deadline = std::min(stalled_at, life.request.deadline);
-    absl::StatusOr<LeaseTokens::Batch> batch = co_await tokens.Next(deadline, life.client);
+    Task<absl::StatusOr<LeaseTokens::Batch>> next =
+        is_first ? AwaitHandOff(tokens, *life.place.prefill, deadline, life.client)
+                 : tokens.Next(deadline, life.client);
+    absl::StatusOr<LeaseTokens::Batch> batch = co_await std::move(next);
     if (!batch.ok()) {
-      if (!life.client.cancelled()) NoteFailure(*life.place.decode, batch.status());
+      if (life.client.cancelled()) co_return batch.status();
+      if (is_first) {
+        BlameForHandOff(life, tokens, batch.status());
+      } else {
+        life.Blame(*life.place.decode);
+        NoteFailure(*life.place.decode, batch.status());
+      }
       co_return batch.status();
     }
     if (std::exchange(is_first, false)) {
@@ -303,6 +334,7 @@ Task<absl::Status> RequestFlow::Deliver(Life& life, std::vector<GeneratedToken> 
   }
   if (tokens.empty()) co_return absl::OkStatus();
   life.attempts_without_progress = 0;
+  life.avoid.clear();
   for (const GeneratedToken& token : tokens) life.delivered.push_back(token.id);
   CO_ASSIGN_OR_RETURN(const TokenSink::Verdict verdict, co_await life.sink.Write(tokens));
   if (verdict == TokenSink::Verdict::kStop) {
@@ -317,8 +349,12 @@ Task<absl::Status> RequestFlow::Deliver(Life& life, std::vector<GeneratedToken> 
 bool RequestFlow::MayReplay(Life& life, const absl::Status& status) {
   const TimePoint now = RealClock()->Now();
   if (life.client.cancelled() || now >= life.request.deadline) return false;
-  const bool worker_left =
-      life.place.prefill->gone.cancelled() || life.place.decode->gone.cancelled();
+  bool worker_left = false;
+  for (const Worker* worker : {life.place.prefill.get(), life.place.decode.get()}) {
+    if (!worker->gone.cancelled()) continue;
+    worker_left = true;
+    life.Blame(*worker);
+  }
   const bool refused = status.code() == absl::StatusCode::kInvalidArgument;
   if (refused || (IsFinal(status) && !worker_left)) return false;
   const bool busy = status.code() == absl::StatusCode::kResourceExhausted;
@@ -327,7 +363,6 @@ bool RequestFlow::MayReplay(Life& life, const absl::Status& status) {
   }
   if (!busy && replay_budget_ < 1) return false;
   if (!busy) replay_budget_ -= 1;
-  life.avoid = {life.place.prefill->hello.instance_id, life.place.decode->hello.instance_id};
   life.replay_deadline = now + settings_.replay_wait;
   ++life.attempt;
   metrics_->Replayed(busy ? "busy" : life.phase);
@@ -335,6 +370,24 @@ bool RequestFlow::MayReplay(Life& life, const absl::Status& status) {
             << " ended in " << life.phase << ": " << status.ToString()
             << "; running it again after " << life.delivered.size() << " tokens";
   return true;
+}
+
+// For a lease that failed before its first token, whose fault may be either side's.
+void RequestFlow::BlameForHandOff(Life& life, const LeaseTokens& tokens,
+                                  const absl::Status& status) {
+  Worker& prefill = *life.place.prefill;
+  Worker& decode = *life.place.decode;
+  if (tokens.stream_ended()) {
+    life.Blame(decode);
+    NoteFailure(decode, status);
+    return;
+  }
+  life.Blame(prefill);
+  // How a decode worker reports a hand-off that its prefill worker abandoned.
+  if (status.code() == absl::StatusCode::kUnavailable) return;
+  life.Blame(decode);
+  const bool stalled = status.code() == absl::StatusCode::kDeadlineExceeded;
+  if (stalled && !prefill.gone.cancelled()) NoteFailure(decode, status);
 }
 
 void RequestFlow::NoteFailure(Worker& worker, const absl::Status& status) {

@@ -29,7 +29,8 @@ class TokenSink {
 struct FlowSettings {
   int max_attempts_without_progress = 4;
   std::chrono::milliseconds replay_wait{10'000};    // for a worker to take over
-  std::chrono::milliseconds stall_timeout{60'000};  // without a token
+  std::chrono::milliseconds stall_timeout{60'000};    // without a token
+  std::chrono::milliseconds handoff_timeout{15'000};  // from prefill's answer to the second token
   std::chrono::milliseconds reserve_timeout{2'000};
   double replay_budget = 512;              // replays that may happen at once...
   double replay_budget_per_request = 0.1;  // ...and what each request that ends well adds to it
@@ -57,6 +58,7 @@ class RequestFlow {
   Task<absl::Status> CopyTokens(Life& life, LeaseTokens& tokens);
   Task<absl::Status> Deliver(Life& life, std::vector<GeneratedToken> tokens);
   bool MayReplay(Life& life, const absl::Status& status);
+  void BlameForHandOff(Life& life, const LeaseTokens& tokens, const absl::Status& status);
   void NoteFailure(Worker& worker, const absl::Status& status);
 
   asio::io_context& loop_;

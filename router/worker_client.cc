@@ -241,6 +241,7 @@ class LeaseStream final : public LeaseTokens {
     }
   }
   CancelSource& failure() override { return failure_; }
+  bool stream_ended() const override { return stream_ended_; }
 
   void Push(const v1::LeaseEvent& event) {
     if (ended_) return;
@@ -256,6 +257,10 @@ class LeaseStream final : public LeaseTokens {
     pending_.finish_reason = reason;
     ended_ = reason != FinishReason::kNone;
     arrived_.Notify();
+  }
+  void StreamEnded(const absl::Status& status) {
+    stream_ended_ = !ended_;
+    Fail(status);
   }
   void Fail(absl::Status status) {
     if (ended_) return;
@@ -276,6 +281,7 @@ class LeaseStream final : public LeaseTokens {
   Batch pending_;
   CancelSource failure_;
   bool ended_ = false;
+  bool stream_ended_ = false;
 };
 
 class GrpcDecodeClient final : public DecodeClient,
@@ -313,7 +319,7 @@ class GrpcDecodeClient final : public DecodeClient,
   std::unique_ptr<LeaseTokens> Subscribe(LeaseId lease) override {
     auto stream = std::make_unique<LeaseStream>(loop_, shared_from_this(), lease);
     if (!shutdown_.ok()) {
-      stream->Fail(shutdown_);
+      stream->StreamEnded(shutdown_);
       return stream;
     }
     leases_[lease.value()] = stream.get();
@@ -389,7 +395,7 @@ class GrpcDecodeClient final : public DecodeClient,
   void FailAll(const absl::Status& status) {
     to_subscribe_.clear();
     const std::map<uint64_t, LeaseStream*> leases = std::exchange(leases_, {});
-    for (const auto& [lease, stream] : leases) stream->Fail(status);
+    for (const auto& [lease, stream] : leases) stream->StreamEnded(status);
   }
 
   static Task<void> NameLeases(std::weak_ptr<GrpcDecodeClient> weak) {

@@ -75,6 +75,8 @@ class LeaseTokens {
   virtual Task<absl::StatusOr<Batch>> Next(TimePoint deadline, CancelSource& cancel) = 0;
   // Cancelled when the lease ends in an error, even while nobody waits in Next.
   virtual CancelSource& failure() = 0;
+  // Whether that was the end of the stream of all leases: the worker died or cannot be reached.
+  virtual bool stream_ended() const = 0;
 };
 
 // Calls to one decode worker, and the one stream that carries all leases of this router.

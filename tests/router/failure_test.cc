@@ -106,6 +106,61 @@ TEST_F(FailureTest, DataLossOfAHandOffIsRunAgain) {
   EXPECT_EQ(Metric("lodestone_request_replays_total{reason=\"decode\"}"), 2);
 }
 
+TEST_F(FailureTest, AHandOffThatNeverArrivesIsRunAgain) {
+  RouterConfig config = Config();
+  config.handoff_timeout = milliseconds(200);
+  StartRouter(config);
+  StartWorkers(kAnswer, 1, 1);
+  prefills_[0]->LoseHandOffs(1);
+  EXPECT_EQ(ContentOf(Chat()), kAnswer);
+  EXPECT_EQ(Metric("lodestone_request_replays_total{reason=\"decode\"}"), 1);
+  EXPECT_TRUE(decodes_[0]->WaitIdle());
+}
+
+TEST_F(FailureTest, AHandOffWhosePrefillWorkerLeftIsNotAwaitedForLong) {
+  StartRouter();  // its hand-off timeout is 15 s
+  StartWorkers(kAnswer, 1, 1);
+  prefills_[0]->LoseHandOffs(1);
+  const int64_t before = prefills_[0]->num_runs();
+  HttpClient client(http_);
+  const auto started_at = std::chrono::steady_clock::now();
+  client.Send("POST", "/v1/chat/completions", ChatBody());
+  ASSERT_TRUE(Eventually([&]() { return prefills_[0]->num_runs() > before; }));
+  std::this_thread::sleep_for(milliseconds(100));  // until its answer has arrived
+  prefills_[0]->Kill();
+  AddPrefill();
+  EXPECT_EQ(ContentOf(client.Receive()), kAnswer);
+  EXPECT_LT(std::chrono::steady_clock::now() - started_at, std::chrono::seconds(10));
+}
+
+TEST_F(FailureTest, AnAbandonedHandOffIsNotTheDecodeWorkersFault) {
+  StartRouter();
+  script_.output = Model().tokenizer->EncodeText(kAnswer);
+  script_.cache_capacity_bytes *= 2;
+  AddDecode();  // has more room, so it is preferred
+  script_.cache_capacity_bytes /= 2;
+  StartWorkers(kAnswer, 1, 1);
+  const int64_t before = decodes_[0]->num_reserved();
+  decodes_[0]->FailHandOffs(3, grpc::StatusCode::UNAVAILABLE);
+  const ClientResponse response = Chat();
+  EXPECT_EQ(ContentOf(response), kAnswer);
+  EXPECT_EQ(decodes_[0]->num_reserved(), before + 4);
+  EXPECT_EQ(response.headers.at("x-lodestone-decode"), decodes_[0]->instance_id());
+}
+
+TEST_F(FailureTest, APrefillFailureDoesNotMoveTheRequestToAnotherDecodeWorker) {
+  StartRouter();
+  script_.output = Model().tokenizer->EncodeText(kAnswer);
+  script_.cache_capacity_bytes *= 2;
+  AddDecode();
+  script_.cache_capacity_bytes /= 2;
+  StartWorkers(kAnswer, 2, 1);
+  for (const auto& prefill : prefills_) prefill->FailRuns(1, grpc::StatusCode::UNAVAILABLE);
+  const ClientResponse response = Chat();
+  EXPECT_EQ(ContentOf(response), kAnswer);
+  EXPECT_EQ(response.headers.at("x-lodestone-decode"), decodes_[0]->instance_id());
+}
+
 TEST_F(FailureTest, InvalidArgumentIsNeverRunAgain) {
   StartRouter();
   StartWorkers(kAnswer, 2, 1);

@@ -79,6 +79,20 @@ TEST(PolicyTest, NeverEjectsTheLastWorkerOfARole) {
   EXPECT_EQ(std::get<Placement>(Place(kSmall, workers, TimePoint())).decode->hello.instance_id, "d1");
 }
 
+TEST(PolicyTest, AvoidsAWorkerUnlessTheOthersAreFull) {
+  const WorkerList workers = {MakeWorker(WorkerRole::kPrefill, "p", 0),
+                              MakeWorker(WorkerRole::kDecode, "d1", 900),
+                              MakeWorker(WorkerRole::kDecode, "d2", 300)};
+  PlacementNeeds needs = kSmall;
+  needs.avoid = {"d1"};
+  EXPECT_EQ(std::get<Placement>(Place(needs, workers, TimePoint())).decode->hello.instance_id, "d2");
+  workers[2]->load.free_bytes = 0;
+  EXPECT_EQ(std::get<Placement>(Place(needs, workers, TimePoint())).decode->hello.instance_id, "d1");
+  workers[1]->breaker_open_until = TimePoint::max();
+  EXPECT_EQ(std::get<NoPlacement>(Place(needs, workers, TimePoint())).kind,
+            NoPlacement::Kind::kNoCapacity);
+}
+
 TEST(PolicyTest, NeverPairsDifferentLayouts) {
   const WorkerList workers = {MakeWorker(WorkerRole::kPrefill, "p", 0),
                               MakeWorker(WorkerRole::kDecode, "d", 200)};

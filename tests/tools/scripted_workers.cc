@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include <grpcpp/grpcpp.h>
 
@@ -196,6 +197,10 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
     fail_code_ = code;
     fail_count_ = count;
   }
+  void FailHandOffs(int count, int code) override {
+    fail_code_ = code;
+    fail_handoffs_ = count;
+  }
   void RepeatTokens(bool repeat) override { repeat_ = repeat; }
   void SkipToken(int index) override { skip_ = index; }
   void SetState(int state, const std::string& reason) override {
@@ -295,6 +300,7 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
     int64_t bytes = 0;
     bool subscribed = false;
     bool adopted = false;
+    bool is_new = true;  // has sent nothing
     int32_t next = 0;  // index of the next token
     int32_t max_new_tokens = 0;
     bool ignore_eos = false;
@@ -348,8 +354,9 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
 
   // True if the lease has ended.
   bool Step(Lease& lease, v1::LeaseEvent& event) {
-    if (lease.next >= 2 && fail_count_ > 0) {
-      --fail_count_;
+    std::atomic<int>& failures = std::exchange(lease.is_new, false) ? fail_handoffs_ : fail_count_;
+    if ((&failures == &fail_handoffs_ || lease.next >= 2) && failures > 0) {
+      --failures;
       event.set_finish_reason(v1::FINISH_REASON_ERROR);
       event.mutable_error()->set_code(fail_code_);
       event.mutable_error()->set_message("scripted failure");
@@ -387,6 +394,7 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
   std::atomic<int64_t> die_at_ = 0;
   std::atomic<int64_t> pause_ms_ = 0;
   std::atomic<int> fail_count_ = 0;
+  std::atomic<int> fail_handoffs_ = 0;
   std::atomic<int> fail_code_ = 0;
   std::atomic<bool> repeat_ = false;
   std::atomic<int> skip_ = -1;
@@ -428,6 +436,7 @@ class ScriptedPrefillImpl final : public ScriptedPrefill, public v1::PrefillServ
     fail_code_ = code;
     fail_count_ = count;
   }
+  void LoseHandOffs(int count) override { lose_handoffs_ = count; }
   int64_t num_runs() const override { return num_runs_; }
   int64_t num_cancelled() const override { return num_cancelled_; }
   std::vector<int32_t> last_tokens() const override {
@@ -494,6 +503,10 @@ class ScriptedPrefillImpl final : public ScriptedPrefill, public v1::PrefillServ
       reply->set_finish_reason(v1::FINISH_REASON_LENGTH);
       return grpc::Status::OK;
     }
+    if (lose_handoffs_ > 0) {
+      --lose_handoffs_;
+      return grpc::Status::OK;
+    }
     decode.Adopt(request.lease_id(), index + 1, sampling.max_new_tokens(), sampling.ignore_eos(),
                  sampling.logprobs());
     return grpc::Status::OK;
@@ -510,6 +523,7 @@ class ScriptedPrefillImpl final : public ScriptedPrefill, public v1::PrefillServ
   std::atomic<int64_t> pause_ms_ = 0;
   std::atomic<int> fail_count_ = 0;
   std::atomic<int> fail_code_ = 0;
+  std::atomic<int> lose_handoffs_ = 0;
   std::atomic<int64_t> num_runs_ = 0;
   std::atomic<int64_t> num_cancelled_ = 0;
   std::unique_ptr<Registrar> registrar_;

@@ -47,6 +47,8 @@ class ScriptedDecode {
   virtual void SetTokenPause(std::chrono::milliseconds pause) = 0;
   // The next `count` answers end with this status code (grpc) instead of their third token.
   virtual void FailStreams(int count, int code) = 0;
+  // The same instead of their first token, as when the prefill worker abandons the hand-off.
+  virtual void FailHandOffs(int count, int code) = 0;
   // Sends every token twice.
   virtual void RepeatTokens(bool repeat) = 0;
   // Leaves out the token with this index; -1: none.
@@ -82,6 +84,8 @@ class ScriptedPrefill {
   virtual void SetRunPause(std::chrono::milliseconds pause) = 0;
   // The next `count` calls fail with this status code.
   virtual void FailRuns(int count, int code) = 0;
+  // The next `count` calls answer, but hand nothing over.
+  virtual void LoseHandOffs(int count) = 0;
 
   virtual int64_t num_runs() const = 0;
   virtual int64_t num_cancelled() const = 0;  // calls cancelled by the router
