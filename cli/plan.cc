@@ -35,6 +35,7 @@ std::vector<IndexKeyFormat> FormatsUnder(Numerics numerics) {
 EngineOptions OptionsOf(const PlanConfig& config) {
   EngineOptions options;
   options.model_dir = config.model;
+  options.num_threads = static_cast<int>(config.threads);
   options.memory_limit_bytes = config.memory.bytes;
   options.max_sequences = config.max_sequences;
   options.max_context_tokens = config.max_context;
@@ -47,7 +48,7 @@ absl::StatusOr<std::vector<Column>> MakeColumns(const PlanConfig& config, const 
                                                 FormatChoice* chosen) {
   ASSIGN_OR_RETURN(*chosen, ChooseFormats(model, ParseNumerics(config.numerics),
                                           ParseKvFormat(config.kv), std::nullopt));
-  const std::unique_ptr<Ops> ops = MakeCpuOps(1);
+  const std::unique_ptr<Ops> ops = MakeCpuOps(NumComputeThreads(OptionsOf(config)));
   std::vector<Column> columns;
   for (const IndexKeyFormat format : FormatsUnder(chosen->numerics)) {
     FormatChoice formats = *chosen;
@@ -125,6 +126,10 @@ int Plan(const PlanConfig& config) {
 }  // namespace
 
 absl::StatusOr<std::string> PlanTable(const PlanConfig& config) {
+  if (config.threads < 0 || config.threads > kMaxComputeThreads) {
+    return absl::InvalidArgumentError("--threads is " + std::to_string(config.threads) + ", 0 to " +
+                                      std::to_string(kMaxComputeThreads) + " are possible");
+  }
   ASSIGN_OR_RETURN(const ModelConfig model, LoadModelConfig(config.model));
   FormatChoice chosen;
   ASSIGN_OR_RETURN(const std::vector<Column> columns, MakeColumns(config, model, &chosen));

@@ -18,6 +18,7 @@ struct PlanConfig {
   int64_t context = 0;
   int64_t max_context = 0;
   int64_t max_sequences = 16;
+  int64_t threads = 0;
   int64_t chunk_tokens = 512;
   ByteSize staging_slot{int64_t{4} << 20};
   int64_t staging_slots = 4;
@@ -37,6 +38,8 @@ struct PlanConfig {
           "Cache");
     visit(max_sequences, "concurrency", "most requests at once: the worker's --max-sequences",
           "Cache");
+    visit(threads, "threads", "compute threads, as the worker's own flag; 0 = one per processor",
+          "Compute");
     visit(chunk_tokens, "chunk-tokens", "tokens of one step, as the prefill worker's own flag",
           "Compute");
     visit(staging_slot, "staging-slot", "bytes of one hand-off slot", "Compute");

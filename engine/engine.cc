@@ -40,11 +40,6 @@ LayoutIdentity IdentityOf(const ModelConfig& config, const FormatChoice& formats
                           " slow=" + std::to_string(yarn.beta_slow)};
 }
 
-int ThreadsOf(const EngineOptions& options) {
-  if (options.num_threads > 0) return options.num_threads;
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
 absl::StatusOr<int64_t> ContextOf(const EngineOptions& options, const ModelConfig& config) {
   if (options.max_context_tokens > config.max_context_tokens) {
     return absl::InvalidArgumentError(
@@ -61,6 +56,11 @@ ForwardLimits LimitsOf(const EngineOptions& options, int64_t max_context) {
 }
 
 }  // namespace
+
+int NumComputeThreads(const EngineOptions& options) {
+  if (options.num_threads > 0) return options.num_threads;
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
 
 absl::StatusOr<MemoryPlan> PlanEngine(const EngineOptions& options, const ModelConfig& config,
                                       const FormatChoice& formats, const Ops& ops) {
@@ -83,7 +83,7 @@ struct Engine::Impl {
       : options(engine_options),
         config(std::move(model_config)),
         formats(format_choice),
-        pool(ThreadsOf(engine_options)),
+        pool(NumComputeThreads(engine_options)),
         stream(&pool),
         ops(MakeCpuOps(pool.num_threads())) {}
 

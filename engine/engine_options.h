@@ -10,6 +10,8 @@
 
 namespace lodestone {
 
+constexpr int kMaxComputeThreads = 1024;
+
 // How a worker is set up; the worker's flags are made of these.
 struct EngineOptions {
   std::string model_dir;
@@ -20,7 +22,7 @@ struct EngineOptions {
   std::optional<IndexKeyFormat> index_key;
   std::string tokenizer_fingerprint;  // hex; part of the layout that two workers compare
 
-  int num_threads = 0;  // 0: one per processor
+  int num_threads = 0;  // at most kMaxComputeThreads; 0: one per processor
   int64_t memory_limit_bytes = int64_t{1} << 30;
   int64_t max_sequences = 16;
   int64_t max_context_tokens = 0;  // 0: what the model allows; more than it allows is refused

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "cli/inspect.h"
+#include "engine/engine.h"
 
 namespace lodestone {
 namespace {
@@ -47,6 +48,21 @@ TEST(PlanTest, FormatThatDoesNotFitSaysWhatItNeeds) {
   const auto table = PlanTable(config);
   ASSERT_TRUE(table.ok()) << table.status();
   EXPECT_THAT(*table, HasSubstr("bf16: a worker needs at least"));
+}
+
+TEST(PlanTest, CountsTheScratchOfAsManyThreadsAsAWorkerHas) {
+  PlanConfig config = Config();
+  const std::string of_default = *PlanTable(config);
+  config.threads = NumComputeThreads(EngineOptions());
+  EXPECT_EQ(*PlanTable(config), of_default);
+  config.threads += 8;
+  EXPECT_NE(*PlanTable(config), of_default);
+}
+
+TEST(PlanTest, RefusesThreadsThatAWorkerRefuses) {
+  PlanConfig config = Config();
+  config.threads = 1'000'000;
+  EXPECT_THAT(PlanTable(config).status().message(), HasSubstr("--threads is 1000000"));
 }
 
 TEST(PlanTest, UnknownFolderIsAnError) {
