@@ -31,6 +31,10 @@ absl::StatusOr<EngineOptions> ToEngineOptions(const WorkerConfig& config,
   RETURN_IF_ERROR(CheckPositive("--staging-slot", config.staging_slot.bytes));
   RETURN_IF_ERROR(CheckPositive("--staging-slots", config.staging_slots));
   RETURN_IF_ERROR(CheckPositive("the step's tokens", max_batch_tokens));
+  if (config.threads < 0 || config.threads > kMaxComputeThreads) {
+    return absl::InvalidArgumentError("--threads is " + std::to_string(config.threads) + ", 0 to " +
+                                      std::to_string(kMaxComputeThreads) + " are possible");
+  }
   if (config.max_context < 0) {
     return absl::InvalidArgumentError("--max-context is " + std::to_string(config.max_context) +
                                       ", must not be negative");

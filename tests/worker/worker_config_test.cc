@@ -61,6 +61,11 @@ TEST(WorkerConfigTest, RefusalsNameTheFlagAndItsValue) {
   config = ValidConfig();
   config.max_context = -5;
   EXPECT_THAT(Refusal(config), HasSubstr("--max-context is -5"));
+  for (const int64_t threads : {int64_t{-1}, int64_t{1'000'000}, int64_t{1} << 32}) {
+    config = ValidConfig();
+    config.threads = threads;
+    EXPECT_THAT(Refusal(config), HasSubstr("--threads is " + std::to_string(threads)));
+  }
 }
 
 TEST(WorkerConfigTest, AMissingModelIsNamed) {
