@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<DecodeProcess>> DecodeProcess::Start(const Decode
   ASSIGN_OR_RETURN(EngineOptions options,
                    ToEngineOptions(config.worker, config.worker.max_sequences));
   auto parts = std::make_unique<Parts>();
-  ASSIGN_OR_RETURN(parts->host, WorkerHost::Create(WorkerRole::kDecode, config.worker,
+  ASSIGN_OR_RETURN(parts->host, WorkerHost::Create(v1::WORKER_ROLE_DECODE, config.worker,
                                                    std::move(options), config.metrics_port));
   WorkerHost& host = *parts->host;
   Engine& engine = host.engine();

@@ -95,12 +95,12 @@ void DecodeWorker::End(const absl::Status& status) {
   TakeCommands();
   if (status.ok()) {
     scheduler_.EndAll(absl::UnavailableError("the decode worker is shutting down"));
-    Publish(WorkerState::kDraining, "shutting down");
+    Publish(LoopState::kDraining, "shutting down");
   } else {
     LOG(ERROR) << "the worker ends: " << status.ToString();
     // Its requests may run elsewhere.
     scheduler_.EndAll(absl::UnavailableError("the worker ends: " + std::string(status.message())));
-    Publish(WorkerState::kUnhealthy, status.ToString());
+    Publish(LoopState::kUnhealthy, status.ToString());
   }
   receiver_.Pump(scheduler_);  // prefill workers hear of what was given up
 }
@@ -117,7 +117,7 @@ absl::Status DecodeWorker::Turn() {
   }
   scheduler_.EndExpired();
   scheduler_.SendEvents();
-  Publish(draining_ ? WorkerState::kDraining : WorkerState::kReady, draining_ ? "draining" : "");
+  Publish(draining_ ? LoopState::kDraining : LoopState::kReady, draining_ ? "draining" : "");
   return absl::OkStatus();
 }
 
@@ -157,7 +157,7 @@ void DecodeWorker::CountRefusal(const absl::Status& status) {
   if (absl::IsInvalidArgument(status)) refused_context_.Increment();
 }
 
-void DecodeWorker::Publish(WorkerState state, std::string reason) {
+void DecodeWorker::Publish(LoopState state, std::string reason) {
   board_.Set({.state = state,
               .reason = std::move(reason),
               .running_requests = scheduler_.num_running(),

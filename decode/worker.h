@@ -89,7 +89,7 @@ class DecodeWorker {
   void Handle(CloseCommand command);
   absl::Status Turn();
   void CountRefusal(const absl::Status& status);
-  void Publish(WorkerState state, std::string reason);
+  void Publish(LoopState state, std::string reason);
   void End(const absl::Status& status);
 
   Engine& engine_;

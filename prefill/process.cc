@@ -30,7 +30,7 @@ absl::StatusOr<std::unique_ptr<PrefillProcess>> PrefillProcess::Start(const Pref
   ASSIGN_OR_RETURN(const int64_t chunk_tokens, ChunkTokens(config));
   ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(config.worker, chunk_tokens));
   auto parts = std::make_unique<Parts>();
-  ASSIGN_OR_RETURN(parts->host, WorkerHost::Create(WorkerRole::kPrefill, config.worker,
+  ASSIGN_OR_RETURN(parts->host, WorkerHost::Create(v1::WORKER_ROLE_PREFILL, config.worker,
                                                    std::move(options), config.metrics_port));
   WorkerHost& host = *parts->host;
   Engine& engine = host.engine();

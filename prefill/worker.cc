@@ -87,11 +87,11 @@ absl::Status PrefillWorker::Loop(const std::function<bool()>& end_requested) {
 void PrefillWorker::End(const absl::Status& status) {
   if (status.ok()) {
     FailAll(absl::UnavailableError("the prefill worker is shutting down"));
-    Publish(WorkerState::kDraining, "shutting down");
+    Publish(LoopState::kDraining, "shutting down");
   } else {
     LOG(ERROR) << "the worker ends: " << status.ToString();
     FailAll(absl::UnavailableError("the worker ends: " + std::string(status.message())));
-    Publish(WorkerState::kUnhealthy, status.ToString());
+    Publish(LoopState::kUnhealthy, status.ToString());
   }
 }
 
@@ -103,7 +103,7 @@ absl::Status PrefillWorker::Turn() {
   TakeOutcomes();
   RETURN_IF_ERROR(StepOnce());
   TakeOutcomes();
-  Publish(draining_ ? WorkerState::kDraining : WorkerState::kReady, draining_ ? "draining" : "");
+  Publish(draining_ ? LoopState::kDraining : LoopState::kReady, draining_ ? "draining" : "");
   return absl::OkStatus();
 }
 
@@ -283,7 +283,7 @@ void PrefillWorker::FailAll(const absl::Status& status) {
   sender_.Pump();
 }
 
-void PrefillWorker::Publish(WorkerState state, std::string reason) {
+void PrefillWorker::Publish(LoopState state, std::string reason) {
   board_.Set({.state = state,
               .reason = std::move(reason),
               .queued_tokens = scheduler_.queued_tokens(),

@@ -12,7 +12,7 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   const WorkerStatus status = board_.Get();
   const MemorySnapshot memory = ledger_.Snapshot();
   reply->set_instance_id(instance_.ToString());
-  reply->set_role(ToProto(role_));
+  reply->set_role(role_);
   *reply->mutable_load() = MakeLoad(status, memory, plan_);
   for (int i = 0; i < kNumMemoryPools; ++i) {
     const MemoryPool pool = static_cast<MemoryPool>(i);

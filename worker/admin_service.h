@@ -5,7 +5,6 @@
 #include "kvcache/planner.h"
 #include "proto/lodestone/v1/admin.grpc.pb.h"
 #include "worker/status_board.h"
-#include "worker/worker_config.h"
 
 namespace lodestone {
 
@@ -13,7 +12,7 @@ namespace lodestone {
 class AdminService final : public v1::AdminService::CallbackService {
  public:
   // Nothing is owned; plan, ledger and board must outlive this.
-  AdminService(WorkerRole role, const InstanceId& instance, const MemoryPlan* plan,
+  AdminService(v1::WorkerRole role, const InstanceId& instance, const MemoryPlan* plan,
                const Ledger* ledger, const StatusBoard* board)
       : role_(role), instance_(instance), plan_(*plan), ledger_(*ledger), board_(*board) {}
 
@@ -22,7 +21,7 @@ class AdminService final : public v1::AdminService::CallbackService {
                                       v1::GetStatusReply* reply) override;
 
  private:
-  const WorkerRole role_;
+  const v1::WorkerRole role_;
   const InstanceId instance_;
   const MemoryPlan& plan_;
   const Ledger& ledger_;

@@ -34,12 +34,12 @@ struct WorkerHost::Serving {
   std::vector<std::unique_ptr<Registration>> registrations;
 };
 
-WorkerHost::WorkerHost(WorkerRole role, const WorkerConfig& config)
+WorkerHost::WorkerHost(v1::WorkerRole role, const WorkerConfig& config)
     : role_(role), config_(config), model_name_(ModelName(config.model)) {}
 
 WorkerHost::~WorkerHost() { Stop(); }
 
-absl::StatusOr<std::unique_ptr<WorkerHost>> WorkerHost::Create(WorkerRole role,
+absl::StatusOr<std::unique_ptr<WorkerHost>> WorkerHost::Create(v1::WorkerRole role,
                                                                const WorkerConfig& config,
                                                                EngineOptions engine_options,
                                                                int64_t metrics_port) {
@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<WorkerHost>> WorkerHost::Create(WorkerRole role,
   }
   std::unique_ptr<WorkerHost> host(new WorkerHost(role, config));
   host->metrics_ = std::make_unique<Metrics>(
-      role == WorkerRole::kPrefill ? MetricRole::kRolePrefill : MetricRole::kRoleDecode);
+      role == v1::WORKER_ROLE_PREFILL ? MetricRole::kRolePrefill : MetricRole::kRoleDecode);
   ASSIGN_OR_RETURN(
       host->exposer_,
       MetricsExposer::Start(config.bind, static_cast<int>(metrics_port), *host->metrics_));

@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "monitoring/exposer.h"
 #include "monitoring/metrics.h"
+#include "proto/lodestone/v1/worker.pb.h"
 #include "worker/status_board.h"
 #include "worker/worker_config.h"
 
@@ -25,7 +26,7 @@ namespace lodestone {
 class WorkerHost {
  public:
   // Loads the model, with progress on stderr, and serves metrics.
-  static absl::StatusOr<std::unique_ptr<WorkerHost>> Create(WorkerRole role,
+  static absl::StatusOr<std::unique_ptr<WorkerHost>> Create(v1::WorkerRole role,
                                                             const WorkerConfig& config,
                                                             EngineOptions engine_options,
                                                             int64_t metrics_port);
@@ -48,9 +49,9 @@ class WorkerHost {
 
  private:
   struct Serving;
-  WorkerHost(WorkerRole role, const WorkerConfig& config);
+  WorkerHost(v1::WorkerRole role, const WorkerConfig& config);
 
-  const WorkerRole role_;
+  const v1::WorkerRole role_;
   const WorkerConfig config_;
   const InstanceId instance_ = InstanceId::Random();
   std::string model_name_;

@@ -179,7 +179,7 @@ void Registration::RunSession() {
 }
 
 bool Registration::Report(Session& session, bool first, SteadyClock::time_point deadline) {
-  const WorkerState state = board_.Get().state;
+  const LoopState state = board_.Get().state;
   v1::WorkerReport report;
   if (first) *report.mutable_hello() = hello_;
   *report.mutable_load() = load_();

@@ -54,7 +54,7 @@ class Registration {
   std::atomic<bool> registered_{false};
 
   // Own thread only.
-  WorkerState reported_state_ = WorkerState::kLoading;
+  LoopState reported_state_ = LoopState::kLoading;
   std::chrono::milliseconds backoff_;
   std::string last_logged_;
   std::thread thread_;  // last: uses all of the above

@@ -8,15 +8,15 @@
 namespace lodestone {
 namespace {
 
-v1::WorkerState ToProto(WorkerState state) {
+v1::WorkerState ToProto(LoopState state) {
   switch (state) {
-    case WorkerState::kLoading:
+    case LoopState::kLoading:
       return v1::WORKER_STATE_LOADING;
-    case WorkerState::kReady:
+    case LoopState::kReady:
       return v1::WORKER_STATE_READY;
-    case WorkerState::kDraining:
+    case LoopState::kDraining:
       return v1::WORKER_STATE_DRAINING;
-    case WorkerState::kUnhealthy:
+    case LoopState::kUnhealthy:
       return v1::WORKER_STATE_UNHEALTHY;
   }
   return v1::WORKER_STATE_UNSPECIFIED;
@@ -44,15 +44,12 @@ int64_t ReservableBytes(const MemorySnapshot& memory, const MemoryPlan& plan) {
   return CacheBytes(plan, memory.free_pages, memory.free_slots);
 }
 
-v1::WorkerRole ToProto(WorkerRole role) {
-  return role == WorkerRole::kPrefill ? v1::WORKER_ROLE_PREFILL : v1::WORKER_ROLE_DECODE;
-}
-
-v1::WorkerHello MakeHello(WorkerRole role, const InstanceId& instance, const std::string& address,
-                          const std::string& model_name, const Engine& engine) {
+v1::WorkerHello MakeHello(v1::WorkerRole role, const InstanceId& instance,
+                          const std::string& address, const std::string& model_name,
+                          const Engine& engine) {
   const MemoryPlan& plan = engine.plan();
   v1::WorkerHello hello;
-  hello.set_role(ToProto(role));
+  hello.set_role(role);
   hello.set_instance_id(instance.ToString());
   hello.set_address(address);
   SetLayout(engine.layout(), hello.mutable_layout());

@@ -8,7 +8,7 @@ WorkerStatus StatusBoard::Get() const {
   MutexLock lock(&mutex_);
   WorkerStatus status = status_;
   if (const auto hanging = HangingFor()) {
-    status.state = WorkerState::kUnhealthy;
+    status.state = LoopState::kUnhealthy;
     status.reason =
         "the loop has not turned for " +
         std::to_string(std::chrono::duration_cast<std::chrono::seconds>(*hanging).count()) +
@@ -19,13 +19,13 @@ WorkerStatus StatusBoard::Get() const {
 
 void StatusBoard::Set(WorkerStatus status) {
   MutexLock lock(&mutex_);
-  const WorkerState before = State();
+  const LoopState before = State();
   status_ = std::move(status);
   last_set_ = clock_.Now();
   if (status_.state != before) state_changed_.NotifyAll();
 }
 
-void StatusBoard::WaitForOtherState(WorkerState known, TimePoint deadline) const {
+void StatusBoard::WaitForOtherState(LoopState known, TimePoint deadline) const {
   MutexLock lock(&mutex_);
   state_changed_.WaitUntil(&mutex_, deadline,
                            [&]() REQUIRES(mutex_) { return State() != known; });
@@ -38,8 +38,8 @@ std::optional<std::chrono::nanoseconds> StatusBoard::HangingFor() const {
   return age;
 }
 
-WorkerState StatusBoard::State() const {
-  return HangingFor() ? WorkerState::kUnhealthy : status_.state;
+LoopState StatusBoard::State() const {
+  return HangingFor() ? LoopState::kUnhealthy : status_.state;
 }
 
 }  // namespace lodestone

@@ -11,11 +11,11 @@
 
 namespace lodestone {
 
-enum class WorkerState : uint8_t { kLoading, kReady, kDraining, kUnhealthy };
+enum class LoopState : uint8_t { kLoading, kReady, kDraining, kUnhealthy };
 
 // What a worker's loop says of itself, for its routers and operators.
 struct WorkerStatus {
-  WorkerState state = WorkerState::kLoading;
+  LoopState state = LoopState::kLoading;
   std::string reason = {};      // of a state other than ready
   int64_t queued_tokens = 0;    // prompt tokens not yet computed, running requests included
   int64_t queued_requests = 0;  // waiting for their first chunk
@@ -39,14 +39,14 @@ class StatusBoard {
   // Unhealthy if the loop hangs.
   WorkerStatus Get() const;
   void Set(WorkerStatus status);
-  // Returns when the state is not `known` any more, or at the deadline. It may see the begin and the
-  // end of a hang as late as that.
-  void WaitForOtherState(WorkerState known, TimePoint deadline) const;
+  // Returns when the state is not `known` any more, or at the deadline. It may see the begin and
+  // the end of a hang as late as that.
+  void WaitForOtherState(LoopState known, TimePoint deadline) const;
 
  private:
   // How long ago the loop set its status, if it hangs.
   std::optional<std::chrono::nanoseconds> HangingFor() const REQUIRES(mutex_);
-  WorkerState State() const REQUIRES(mutex_);
+  LoopState State() const REQUIRES(mutex_);
 
   const Clock& clock_;
   mutable Mutex mutex_;

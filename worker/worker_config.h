@@ -11,8 +11,6 @@
 
 namespace lodestone {
 
-enum class WorkerRole : uint8_t { kPrefill, kDecode };
-
 // The settings that prefill and decode workers share. Ports and role-specific settings are in
 // prefill/config.h and decode/config.h, which nest this.
 struct WorkerConfig {

@@ -103,11 +103,11 @@ void SetConfigInfo(const std::string& model_name, const Engine& engine, Metrics*
 
 }  // namespace
 
-void ExportWorkerMetrics(WorkerRole role, const std::string& model_name, Engine* engine,
+void ExportWorkerMetrics(v1::WorkerRole role, const std::string& model_name, Engine* engine,
                          const StatusBoard* board, Metrics* metrics) {
   SetConfigInfo(model_name, *engine, metrics);
   ExportMemory(engine, metrics);
-  if (role == WorkerRole::kPrefill) {
+  if (role == v1::WORKER_ROLE_PREFILL) {
     ExportPrefillQueues(board, metrics);
   } else {
     ExportDecodeQueues(board, metrics);

@@ -257,7 +257,7 @@ TEST_F(PrefillWorkerTest, AfterAFailureOfTheEngineRequestsMayRunElsewhere) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
   EXPECT_EQ(Reply(1).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(Reply(1).status().message()), HasSubstr("the worker ends: "));
-  EXPECT_EQ(board_.Get().state, WorkerState::kUnhealthy);
+  EXPECT_EQ(board_.Get().state, LoopState::kUnhealthy);
 }
 
 TEST_F(PrefillWorkerTest, WhatIsLeftAtTheEndOfTheDrainTimeIsToldSo) {
@@ -270,7 +270,7 @@ TEST_F(PrefillWorkerTest, WhatIsLeftAtTheEndOfTheDrainTimeIsToldSo) {
   EXPECT_THAT(sender_.forgotten, ElementsAre(LeaseId(1)));
   Run(worker, Request(2, 5));
   EXPECT_EQ(Reply(2).status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(board_.Get().state, WorkerState::kDraining);
+  EXPECT_EQ(board_.Get().state, LoopState::kDraining);
 }
 
 }  // namespace

@@ -25,7 +25,8 @@ WorkerConfig SmallConfig() {
   return config;
 }
 
-absl::StatusOr<std::unique_ptr<WorkerHost>> MakeHost(WorkerRole role, const WorkerConfig& config) {
+absl::StatusOr<std::unique_ptr<WorkerHost>> MakeHost(v1::WorkerRole role,
+                                                     const WorkerConfig& config) {
   return WorkerHost::Create(role, config, ToEngineOptions(config, 64).value(), 0);
 }
 
@@ -40,11 +41,11 @@ v1::GetStatusReply GetStatus(int port) {
 }
 
 TEST(WorkerHostTest, AdminShowsTheLedgerAsItIs) {
-  const auto host = MakeHost(WorkerRole::kDecode, SmallConfig()).value();
+  const auto host = MakeHost(v1::WORKER_ROLE_DECODE, SmallConfig()).value();
   ASSERT_TRUE(host->Serve(0, {}).ok());
   Ledger& ledger = host->engine().cache().ledger();
   ASSERT_TRUE(ledger.Reserve(LeaseId(7), ReservationFor(300)).ok());
-  host->board().Set({.state = WorkerState::kReady, .queued_tokens = 12});
+  host->board().Set({.state = LoopState::kReady, .queued_tokens = 12});
   const v1::GetStatusReply status = GetStatus(host->grpc_port());
   EXPECT_EQ(status.instance_id(), host->instance().ToString());
   EXPECT_EQ(status.role(), v1::WORKER_ROLE_DECODE);
@@ -60,10 +61,10 @@ TEST(WorkerHostTest, AdminShowsTheLedgerAsItIs) {
 }
 
 TEST(WorkerHostTest, MetricsShowTheLedgerAndTheQueues) {
-  const auto host = MakeHost(WorkerRole::kPrefill, SmallConfig()).value();
+  const auto host = MakeHost(v1::WORKER_ROLE_PREFILL, SmallConfig()).value();
   ASSERT_TRUE(host->engine().cache().ledger().Reserve(LeaseId(7), ReservationFor(300)).ok());
   const MemorySnapshot memory = host->engine().cache().ledger().Snapshot();
-  host->board().Set({.state = WorkerState::kReady, .queued_tokens = 12, .queued_requests = 3});
+  host->board().Set({.state = LoopState::kReady, .queued_tokens = 12, .queued_requests = 3});
   const std::string page = host->metrics().RenderText();
   EXPECT_THAT(page, HasSubstr("lodestone_prefill_queued_tokens 12\n"));
   EXPECT_THAT(page, HasSubstr("lodestone_prefill_queue_depth 3\n"));
@@ -76,9 +77,9 @@ TEST(WorkerHostTest, MetricsShowTheLedgerAndTheQueues) {
 }
 
 TEST(WorkerHostTest, APortThatIsTakenIsNamed) {
-  const auto first = MakeHost(WorkerRole::kDecode, SmallConfig()).value();
+  const auto first = MakeHost(v1::WORKER_ROLE_DECODE, SmallConfig()).value();
   ASSERT_TRUE(first->Serve(0, {}).ok());
-  const auto second = MakeHost(WorkerRole::kDecode, SmallConfig()).value();
+  const auto second = MakeHost(v1::WORKER_ROLE_DECODE, SmallConfig()).value();
   const absl::Status status = second->Serve(first->grpc_port(), {});
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(first->grpc_port())));
@@ -87,7 +88,7 @@ TEST(WorkerHostTest, APortThatIsTakenIsNamed) {
 TEST(WorkerHostTest, AnAddressThatNobodyCanReachNeedsAnother) {
   WorkerConfig config = SmallConfig();
   config.bind = "0.0.0.0";
-  const auto host = MakeHost(WorkerRole::kDecode, config);
+  const auto host = MakeHost(v1::WORKER_ROLE_DECODE, config);
   EXPECT_EQ(host.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(host.status().message()), HasSubstr("--advertise"));
 }
@@ -95,7 +96,7 @@ TEST(WorkerHostTest, AnAddressThatNobodyCanReachNeedsAnother) {
 TEST(WorkerHostTest, TooLittleMemoryIsRefusedWithBothNumbers) {
   WorkerConfig config = SmallConfig();
   config.memory = {int64_t{1} << 20};
-  const auto host = MakeHost(WorkerRole::kDecode, config);
+  const auto host = MakeHost(v1::WORKER_ROLE_DECODE, config);
   EXPECT_EQ(host.status().code(), absl::StatusCode::kResourceExhausted) << host.status();
   EXPECT_THAT(std::string(host.status().message()), HasSubstr("1048576"));
 }

@@ -104,7 +104,7 @@ class ScriptedRouter final : public v1::WorkerRegistry::Service {
 
 class RegistrationTest : public testing::Test {
  protected:
-  RegistrationTest() { board_.Set({.state = WorkerState::kReady}); }
+  RegistrationTest() { board_.Set({.state = LoopState::kReady}); }
   ~RegistrationTest() override {
     registration_ = nullptr;
     server_.Shutdown(milliseconds(0));
@@ -117,7 +117,7 @@ class RegistrationTest : public testing::Test {
         "127.0.0.1:" + std::to_string(server_.port), hello,
         [this] {
           v1::WorkerLoad load;
-          load.set_state(board_.Get().state == WorkerState::kReady ? v1::WORKER_STATE_READY
+          load.set_state(board_.Get().state == LoopState::kReady ? v1::WORKER_STATE_READY
                                                                    : v1::WORKER_STATE_DRAINING);
           return load;
         },
@@ -141,7 +141,7 @@ TEST_F(RegistrationTest, SaysHelloAndThenReportsItsLoad) {
 TEST_F(RegistrationTest, ReportsAChangeOfStateAtOnce) {
   Register({.report = kLong});
   ASSERT_TRUE(router_.WaitForReports(1));
-  board_.Set({.state = WorkerState::kDraining});
+  board_.Set({.state = LoopState::kDraining});
   EXPECT_TRUE(router_.WaitForState(v1::WORKER_STATE_DRAINING));
 }
 
@@ -176,7 +176,7 @@ TEST_F(RegistrationTest, TriesAgainWhenItWasRefused) {
 TEST_F(RegistrationTest, EndsWithItsLastStateAndAGoodbye) {
   Register({.report = kLong});
   ASSERT_TRUE(router_.WaitForReports(1));
-  board_.Set({.state = WorkerState::kDraining});
+  board_.Set({.state = LoopState::kDraining});
   registration_ = nullptr;
   EXPECT_EQ(router_.reports().back().load().state(), v1::WORKER_STATE_DRAINING);
   EXPECT_EQ(router_.num_goodbyes(), 1);
