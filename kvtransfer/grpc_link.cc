@@ -22,6 +22,8 @@ constexpr int kMaxMessageBytes = 32 << 20;
 // How long the last messages of a stream (a refusal, a cancel) may take before it is cut.
 constexpr milliseconds kLinger{1'000};
 constexpr size_t kMaxWaitingStreams = 256;
+// A channel without a dial for so long is dropped at the next dial elsewhere.
+constexpr std::chrono::seconds kChannelMemory{60};
 
 // What the loop and the two threads of a stream share. Thread-safe.
 template <typename Out, typename In>
@@ -192,23 +194,33 @@ GrpcDialer::~GrpcDialer() = default;
 
 std::unique_ptr<PrefillControl> GrpcDialer::Dial(const std::string& address) {
   ReapEnded();
-  std::shared_ptr<grpc::Channel>& channel = channels_[address];
-  if (channel == nullptr) {
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 2'000);
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 2'000);
-    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
-    arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-    // Two dialers of one process do not share a connection: one is one worker.
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
-    channel = grpc::CreateCustomChannel(address, credentials_, arguments);
-  }
   auto pipe = std::make_shared<PrefillPipe>(wake_);
-  sessions_.push_back(std::make_unique<Session>(channel, pipe, times_));
+  sessions_.push_back(std::make_unique<Session>(ChannelTo(address), pipe, times_));
   return std::make_unique<PipeEnd<ToDecode, ToPrefill>>(std::move(pipe), times_.dead_after);
+}
+
+// Addresses come and go: a channel that nobody has dialled for a while is dropped, and ends with
+// its last session.
+std::shared_ptr<grpc::Channel> GrpcDialer::ChannelTo(const std::string& address) {
+  const TimePoint now = RealClock()->Now();
+  std::erase_if(channels_, [&](const auto& entry) {
+    return entry.first != address && now - entry.second.last_dialled > kChannelMemory;
+  });
+  Channel& entry = channels_[address];
+  entry.last_dialled = now;
+  if (entry.channel != nullptr) return entry.channel;
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 2'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 2'000);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  // Two dialers of one process do not share a connection: one is one worker.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  entry.channel = grpc::CreateCustomChannel(address, credentials_, arguments);
+  return entry.channel;
 }
 
 void GrpcDialer::ReapEnded() {

@@ -11,14 +11,16 @@
 #include <memory>
 #include <string>
 
+#include "base/clock.h"
 #include "kvtransfer/control.h"
 #include "kvtransfer/link.h"
 #include "proto/lodestone/v1/link.grpc.pb.h"
 
 namespace lodestone {
 
-// Prefill side. The channel of an address is made on first use and kept. `wake` (may be empty) is
-// called from I/O threads whenever Receive or status() has something new.
+// Prefill side. The channel of an address is kept for a minute after the last dial; its streams
+// keep it alive beyond that. `wake` (may be empty) is called from I/O threads whenever Receive or
+// status() has something new.
 class GrpcDialer final : public ControlDialer {
  public:
   GrpcDialer(std::shared_ptr<grpc::ChannelCredentials> credentials, LinkTimes times = {},
@@ -29,12 +31,17 @@ class GrpcDialer final : public ControlDialer {
 
  private:
   class Session;
+  struct Channel {
+    std::shared_ptr<grpc::Channel> channel;
+    TimePoint last_dialled;
+  };
+  std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address);
   void ReapEnded();
 
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   const LinkTimes times_;
   const std::function<void()> wake_;
-  std::map<std::string, std::shared_ptr<grpc::Channel>> channels_;  // by address
+  std::map<std::string, Channel> channels_;  // by address
   std::list<std::unique_ptr<Session>> sessions_;
 };
 
@@ -51,7 +58,8 @@ class GrpcLinkService final : public v1::LinkService::Service, public ControlAcc
   // Receiver's thread.
   std::unique_ptr<DecodeControl> Accept() override;
 
-  // No stream is accepted any more and those that are waiting end. Call before the server's Shutdown.
+  // No stream is accepted any more and those that are waiting end. Call before the server's
+  // Shutdown.
   void Shutdown();
 
  private:
