@@ -16,6 +16,8 @@ namespace lodestone {
 namespace {
 
 constexpr size_t kMaxRefusedLinks = 16;
+// The peer dials again within this time, so a refusal that still holds is noted again.
+constexpr std::chrono::seconds kRefusalMemory{60};
 // Streams open at once; more are refused by not being accepted, and time out at the peer.
 constexpr size_t kMaxLinks = 256;
 
@@ -60,7 +62,9 @@ bool SlotReceiver::Pump(HandoffTarget& target) {
   }
   BuryDeadLinks(target);
   ReapClosedLinks();
-  tombstones_.Sweep(options_.clock->Now());
+  const TimePoint now = options_.clock->Now();
+  tombstones_.Sweep(now);
+  while (!refused_.empty() && now - refused_.front().at > kRefusalMemory) refused_.pop_front();
   return moved;
 }
 
@@ -355,7 +359,8 @@ void SlotReceiver::ReapClosedLinks() {
 
 void SlotReceiver::NoteRefusal(const DecodeLink& link) {
   refused_.push_back(
-      absl::StrCat(link.prefill(), ": ", std::string(link.status().message())));
+      {.at = options_.clock->Now(),
+       .what = absl::StrCat(link.prefill(), ": ", std::string(link.status().message()))});
   if (refused_.size() > kMaxRefusedLinks) refused_.pop_front();
 }
 
@@ -368,7 +373,9 @@ std::vector<std::string> SlotReceiver::LinkedInstances() const {
 }
 
 std::vector<std::string> SlotReceiver::RefusedLinks() const {
-  return {refused_.begin(), refused_.end()};
+  std::vector<std::string> refused;
+  for (const Refusal& refusal : refused_) refused.push_back(refusal.what);
+  return refused;
 }
 
 }  // namespace lodestone

@@ -53,7 +53,8 @@ class Receiver {
   // prefill is told.
   virtual void Release(LeaseId lease, std::string_view reason) = 0;
   virtual std::vector<std::string> LinkedInstances() const = 0;
-  virtual std::vector<std::string> RefusedLinks() const = 0;  // "instance: reason", newest last
+  // "instance: reason" of each refusal of the last minute, newest last.
+  virtual std::vector<std::string> RefusedLinks() const = 0;
 };
 
 // Pointers are not owned and must outlive the receiver; `metrics` may be null.

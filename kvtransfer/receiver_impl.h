@@ -81,7 +81,11 @@ class SlotReceiver final : public Receiver {
   std::list<std::unique_ptr<DecodeLink>> closing_;
   std::map<LeaseId, Incoming> incoming_;
   Tombstones tombstones_;
-  std::deque<std::string> refused_;
+  struct Refusal {
+    TimePoint at;
+    std::string what;  // "instance: reason"
+  };
+  std::deque<Refusal> refused_;  // oldest first
 };
 
 }  // namespace lodestone

@@ -91,6 +91,20 @@ TEST(LinkTest, RequestsWaitForANearRedialAndFailAtOnceBeforeAFarOne) {
   EXPECT_GE(waited, 3);
 }
 
+TEST(LinkTest, ARefusalIsToldForAMinute) {
+  LayoutDescriptor other = TinyLayout(TinyShape());
+  other[0].value += "x";
+  WorkerPair pair({.decode_layout = other});
+  const auto prompt = pair.Prompt(10, 1);
+  ASSERT_TRUE(pair.RunUntilOutcome(pair.Begin(prompt.get(), 10)));
+  pair.clock.Advance(std::chrono::seconds(59));
+  pair.receiver->Pump(pair.decode);
+  EXPECT_EQ(pair.receiver->RefusedLinks().size(), 1u);
+  pair.clock.Advance(std::chrono::seconds(2));
+  pair.receiver->Pump(pair.decode);
+  EXPECT_TRUE(pair.receiver->RefusedLinks().empty());
+}
+
 TEST(LinkTest, MoreOffersThanThereAreSlotsBreakTheLink) {
   WorkerPair pair;
   pair.pump_sender = false;
