@@ -48,13 +48,23 @@ absl::StatusOr<bool> WaitFor(int fd, short events, TimePoint until, const std::a
   }
 }
 
+int64_t Milliseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration_cast<milliseconds>(time).count();
+}
+
 // As WaitFor, within the limits of a transfer whose last byte moved at `last_progress`.
 absl::Status WaitToMove(int fd, short events, TimePoint last_progress, const IoLimits& limits) {
   const TimePoint until = std::min(last_progress + limits.stall, limits.deadline);
   ASSIGN_OR_RETURN(const bool ready, WaitFor(fd, events, until, limits.stop));
   if (ready) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(
-      "stalled: no byte moved ", AgeAndLimit(RealClock()->Now() - last_progress, limits.stall)));
+  const TimePoint now = RealClock()->Now();
+  if (now - last_progress < limits.stall) {
+    return absl::UnavailableError(absl::StrCat(
+        "deadline passed ", Milliseconds(now - limits.deadline), " ms ago, the last byte moved ",
+        Milliseconds(now - last_progress), " ms ago"));
+  }
+  return absl::UnavailableError(
+      absl::StrCat("stalled: no byte moved ", AgeAndLimit(now - last_progress, limits.stall)));
 }
 
 bool WouldBlock(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
@@ -72,6 +82,12 @@ absl::StatusOr<AddressList> Resolve(const std::string& host, int port, int flags
     return absl::InvalidArgumentError(absl::StrCat("address ", host, ": ", gai_strerror(error)));
   }
   return AddressList(list, freeaddrinfo);
+}
+
+// A numeric address does not wait for a name server.
+absl::StatusOr<AddressList> ResolvePeer(const std::string& host, int port) {
+  absl::StatusOr<AddressList> numeric = Resolve(host, port, AI_NUMERICHOST);
+  return numeric.ok() ? std::move(numeric) : Resolve(host, port, 0);
 }
 
 absl::StatusOr<Socket> ConnectOne(const addrinfo& address, const IoLimits& limits) {
@@ -110,7 +126,7 @@ void PrepareConnection(int fd) {
 }
 
 absl::StatusOr<Socket> ConnectTo(const std::string& host, int port, const IoLimits& limits) {
-  ASSIGN_OR_RETURN(AddressList addresses, Resolve(host, port, 0));
+  ASSIGN_OR_RETURN(AddressList addresses, ResolvePeer(host, port));
   absl::Status last = absl::UnavailableError("no address");
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
     absl::StatusOr<Socket> socket = ConnectOne(*address, limits);

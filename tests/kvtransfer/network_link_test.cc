@@ -298,6 +298,29 @@ TEST(TcpTransportTest, HostileFramesCloseTheConnection) {
   }
 }
 
+TEST(SocketTest, ADeadlineAndAStallAreToldApart) {
+  auto listener = TcpListener::Start("127.0.0.1", 0).value();
+  const IoLimits patient{.stall = seconds(20), .deadline = RealClock()->Now() + seconds(20)};
+  const Socket socket = ConnectTo("127.0.0.1", listener->port(), patient).value();
+  std::byte byte{};
+  const auto read = [&](const IoLimits& limits) {
+    return ReadAll(socket.fd(), std::span(&byte, 1), limits);
+  };
+  const absl::Status late = read(
+      {.stall = seconds(20), .deadline = RealClock()->Now() + milliseconds(5)});
+  EXPECT_NE(late.message().find("deadline passed"), absl::string_view::npos) << late;
+  const absl::Status stalled = read(
+      {.stall = milliseconds(5), .deadline = RealClock()->Now() + seconds(20)});
+  EXPECT_NE(stalled.message().find("stalled"), absl::string_view::npos) << stalled;
+}
+
+TEST(SocketTest, ConnectsToANameAsWellAsToANumber) {
+  auto listener = TcpListener::Start("127.0.0.1", 0).value();
+  const IoLimits limits{.stall = seconds(20), .deadline = RealClock()->Now() + seconds(20)};
+  EXPECT_TRUE(ConnectTo("127.0.0.1", listener->port(), limits).ok());
+  EXPECT_TRUE(ConnectTo("localhost", listener->port(), limits).ok());
+}
+
 TEST(TcpTransportTest, PortInUseIsUnavailable) {
   auto listener = TcpListener::Start("127.0.0.1", 0).value();
   EXPECT_EQ(TcpListener::Start("127.0.0.1", listener->port()).status().code(),
