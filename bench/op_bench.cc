@@ -218,8 +218,8 @@ class OpBench {
     params.sink = arena.Zeros(DType::kF32, {kHeads});
     params.freqs = arena.Random(DType::kF32, {kRopeDims / 2});
     const int64_t most_keys = kWindow + first_ / 128 + tokens_ / 128 + kTopK + 1;
-    params.scratch =
-        arena.Zeros(DType::kU8, {ops_.SparseAttentionScratchBytes(most_keys, kHeads, kHeadDim)});
+    params.scratch = arena.Zeros(
+        DType::kU8, {ops_.SparseAttentionScratchBytes(most_keys, kHeads, kHeadDim, params.format)});
     params.out = arena.Zeros(DType::kBf16, {tokens_, kHeads, kHeadDim});
     const double keys = static_cast<double>(kWindow + entries);
     Measure("SparseAttention ratio " + std::to_string(ratio),

@@ -227,7 +227,7 @@ struct SparseAttentionParams {
   TensorView top_entries;  // i32 [T, K_i]  ascending, -1 = none
   TensorView sink;         // f32 [H]
   TensorView freqs;        // f32 [r_d / 2]
-  TensorView scratch;      // u8 [SparseAttentionScratchBytes(largest number of keys, H, d)]
+  TensorView scratch;      // u8 [SparseAttentionScratchBytes(largest number of keys, H, d, format)]
   TensorView out;          // act [T, H, d]
 };
 

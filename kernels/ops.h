@@ -39,12 +39,13 @@ class Ops {
   virtual void IndexQuery(const IndexQueryParams& params, Stream& stream) const = 0;
   virtual int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible) const = 0;
   virtual void IndexTopK(const IndexTopKParams& params, Stream& stream) const = 0;
-  virtual int64_t SparseAttentionScratchBytes(int64_t max_keys, int64_t num_heads,
-                                              int64_t head_dim) const = 0;
+  virtual int64_t SparseAttentionScratchBytes(int64_t max_keys, int64_t num_heads, int64_t head_dim,
+                                              KvFormat format) const = 0;
   virtual void SparseAttention(const SparseAttentionParams& params, Stream& stream) const = 0;
   virtual void MoeRoute(const MoeRouteParams& params, Stream& stream) const = 0;
   virtual int64_t MoeExpertsScratchBytes(int64_t num_tokens, int64_t experts_per_token,
-                                         int64_t hidden, int64_t width, int64_t num_experts) const = 0;
+                                         int64_t hidden, int64_t width,
+                                         int64_t num_experts) const = 0;
   virtual void MoeExperts(const MoeExpertsParams& params, Stream& stream) const = 0;
   virtual void PackRows(const MoveRowsParams& params, Stream& stream) const = 0;
   virtual void ScatterRows(const MoveRowsParams& params, Stream& stream) const = 0;

@@ -37,6 +37,7 @@ struct Layout {
   const ModelConfig& config;
   const Ops& ops;
   const DType act;
+  const KvFormat kv;
   const PassShape& shape;
   BumpAllocator& memory;
 };
@@ -79,7 +80,7 @@ void LayOutAttention(const Layout& l, Activations& a) {
   a.pool_score = l.memory.Take(DType::kF32, {tokens, pool_width});
   LayOutIndexer(l, a);
   a.attention_scratch = l.memory.TakeBytes(
-      l.ops.SparseAttentionScratchBytes(c.window + compressed_keys, c.num_heads, c.head_dim));
+      l.ops.SparseAttentionScratchBytes(c.window + compressed_keys, c.num_heads, c.head_dim, l.kv));
   a.attention_out = l.memory.Take(l.act, {tokens, c.num_heads, c.head_dim});
   a.output_low_rank = l.memory.Take(l.act, {tokens, c.output_groups * c.o_lora_rank});
 }
@@ -100,7 +101,7 @@ Activations LayOutActivations(const ModelConfig& config, const Ops& ops,
                               std::byte* workspace) {
   Activations activations;
   BumpAllocator memory(workspace);
-  const Layout layout{config, ops, formats.activation(), shape, memory};
+  const Layout layout{config, ops, formats.activation(), formats.kv, shape, memory};
   LayOutStreams(layout, activations);
   const int64_t shared = memory.offset();
   LayOutAttention(layout, activations);

@@ -78,8 +78,9 @@ class CpuOps final : public Ops {
     CheckIndexTopK(params);
     cpu::IndexTopK(context_, params, stream.pool());
   }
-  int64_t SparseAttentionScratchBytes(int64_t max_keys, int64_t, int64_t head_dim) const override {
-    return cpu::SparseAttentionScratchBytes(context_, max_keys, head_dim);
+  int64_t SparseAttentionScratchBytes(int64_t max_keys, int64_t, int64_t head_dim,
+                                      KvFormat format) const override {
+    return cpu::SparseAttentionScratchBytes(context_, max_keys, head_dim, format);
   }
   void SparseAttention(const SparseAttentionParams& params, Stream& stream) const override {
     CheckSparseAttention(params);

@@ -45,7 +45,8 @@ void CompressKv(const Context& context, const CompressKvParams& params, ThreadPo
 void IndexQuery(const Context& context, const IndexQueryParams& params, ThreadPool& pool);
 int64_t IndexTopKScratchBytes(const Context& context);
 void IndexTopK(const Context& context, const IndexTopKParams& params, ThreadPool& pool);
-int64_t SparseAttentionScratchBytes(const Context& context, int64_t max_keys, int64_t head_dim);
+int64_t SparseAttentionScratchBytes(const Context& context, int64_t max_keys, int64_t head_dim,
+                                    KvFormat format);
 void SparseAttention(const Context& context, const SparseAttentionParams& params, ThreadPool& pool);
 void MoeRoute(const Context& context, const MoeRouteParams& params, ThreadPool& pool);
 int64_t MoeExpertsScratchBytes(int64_t num_tokens, int64_t experts_per_token, int64_t hidden,

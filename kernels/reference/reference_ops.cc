@@ -70,7 +70,9 @@ class ReferenceOps final : public Ops {
     CheckIndexTopK(params);
     reference::IndexTopK(params);
   }
-  int64_t SparseAttentionScratchBytes(int64_t, int64_t, int64_t) const override { return 0; }
+  int64_t SparseAttentionScratchBytes(int64_t, int64_t, int64_t, KvFormat) const override {
+    return 0;
+  }
   void SparseAttention(const SparseAttentionParams& params, Stream&) const override {
     CheckSparseAttention(params);
     reference::SparseAttention(params);

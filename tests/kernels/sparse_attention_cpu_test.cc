@@ -75,8 +75,8 @@ int64_t MostKeys(const AttentionInputs& in) {
 OpRun AttentionRun(const AttentionInputs& in) {
   return [&in](const Ops& ops, Stream& stream) {
     HostTensor out(in.q.view().dtype, {in.batch.index.num_tokens(), in.heads, 512});
-    const HostTensor scratch(DType::kU8,
-                             {ops.SparseAttentionScratchBytes(MostKeys(in), in.heads, 512)});
+    const HostTensor scratch(
+        DType::kU8, {ops.SparseAttentionScratchBytes(MostKeys(in), in.heads, 512, in.format)});
     SparseAttentionParams params = ParamsOf(in);
     params.scratch = scratch;
     params.out = out;
@@ -126,8 +126,8 @@ TEST(CpuSparseAttentionTest, TokensDoNotDependOnTheirChunk) {
       const OpRun run = [&](const Ops& ops, Stream& stream) {
         HostTensor out(DType::kBf16, {kTokens, 4, 512});
         TestRowStore ring(in.batch.num_slots, 128, LatentRowBytes(in.format, 512, 64));
-        const HostTensor scratch(DType::kU8,
-                                 {ops.SparseAttentionScratchBytes(MostKeys(in), in.heads, 512)});
+        const HostTensor scratch(
+            DType::kU8, {ops.SparseAttentionScratchBytes(MostKeys(in), in.heads, 512, in.format)});
         for (const BatchPart& part : Chunks(kTokens, chunk)) {
           const TestBatch batch = in.batch.With({part});
           const auto rows = [&](const TensorView& view) {

@@ -62,9 +62,9 @@ class ForwardingOps : public Ops {
   void IndexTopK(const IndexTopKParams& params, Stream& stream) const override {
     inner_.IndexTopK(params, stream);
   }
-  int64_t SparseAttentionScratchBytes(int64_t max_keys, int64_t num_heads,
-                                      int64_t head_dim) const override {
-    return inner_.SparseAttentionScratchBytes(max_keys, num_heads, head_dim);
+  int64_t SparseAttentionScratchBytes(int64_t max_keys, int64_t num_heads, int64_t head_dim,
+                                      KvFormat format) const override {
+    return inner_.SparseAttentionScratchBytes(max_keys, num_heads, head_dim, format);
   }
   void SparseAttention(const SparseAttentionParams& params, Stream& stream) const override {
     inner_.SparseAttention(params, stream);
