@@ -85,7 +85,7 @@ Task<std::optional<ApiError>> Admission::Ticket::AwaitTurn(TimePoint deadline,
 }
 
 Task<void> Admission::Ticket::AwaitChange(TimePoint deadline) {
-  co_await admission_->changed_.WaitUntil(std::min(deadline, queue_deadline_));
+  co_await admission_->changed_.WaitUntil(deadline);
 }
 
 void Admission::Ticket::Run() {
@@ -95,11 +95,12 @@ void Admission::Ticket::Run() {
   admission_->NotifyChange();
 }
 
-void Admission::Ticket::Return() {
+void Admission::Ticket::Return(Patience patience) {
   if (state_ == State::kQueued) return;
   --admission_->num_running_;
   place_ = admission_->line_.insert(admission_->line_.begin(), 0);
   state_ = State::kQueued;
+  if (patience == Patience::kKept) return;
   queue_deadline_ = RealClock()->Now() + admission_->limits_.queue_timeout;
 }
 

@@ -35,12 +35,14 @@ class Admission {
     // Waits for the turn. The queue's 429 at the end of the queue timeout (or `deadline`), the
     // reason of `cancel` as 499.
     Task<std::optional<ApiError>> AwaitTurn(TimePoint deadline, CancelSource& cancel);
-    // Holding the turn: waits for the moment to try again.
+    // Holding the turn: waits for the moment to try again, until exactly `deadline`.
     Task<void> AwaitChange(TimePoint deadline);
     // Gives up the turn and runs.
     void Run();
-    // Back into the line, in front of everybody: for a request whose worker died.
-    void Return();
+    // Back into the line, in front of everybody: with a new queue deadline for a request whose
+    // worker died, with the old one for a request that no worker has taken yet.
+    enum class Patience { kKept, kNew };
+    void Return(Patience patience);
     // When this request has waited long enough.
     TimePoint queue_deadline() const { return queue_deadline_; }
 

@@ -94,8 +94,17 @@ ApiError FromStatus(const absl::Status& status, std::string_view phase) {
       error.type = "invalid_request_error";
       error.code = "client_closed_request";
       break;
+    case absl::StatusCode::kResourceExhausted:
+      error.http_status = 429;
+      error.type = "rate_limit_error";
+      error.code = "workers_busy";
+      error.retry_after = std::chrono::seconds(1);
+      break;
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kFailedPrecondition:
       error.http_status = 502;
       error.code = "upstream_failed";
       error.should_retry = true;

@@ -34,8 +34,9 @@ ApiError InvalidType(std::string_view param, std::string message);
 ApiError InvalidValue(std::string_view param, std::string message);
 ApiError Unsupported(std::string_view param, std::string message);
 ApiError ContextLengthExceeded(std::string_view param, std::string message);
-// A status of a worker or of the flow: INVALID_ARGUMENT is 400, CANCELLED 499, UNAVAILABLE 502,
-// DEADLINE_EXCEEDED 504, all others 500. `phase` is where the request was.
+// A status of a worker or of the flow: INVALID_ARGUMENT is 400, RESOURCE_EXHAUSTED 429, CANCELLED
+// 499, DEADLINE_EXCEEDED 504; UNAVAILABLE, DATA_LOSS, NOT_FOUND, ABORTED and FAILED_PRECONDITION
+// are 502, all others 500. `phase` is where the request was.
 ApiError FromStatus(const absl::Status& status, std::string_view phase);
 
 // A value, or why there is none.

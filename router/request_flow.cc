@@ -69,6 +69,7 @@ struct RequestFlow::Life {
   const Request& request;
   TokenSink& sink;
   CancelSource& client;
+  std::optional<Admission::Ticket> ticket{};  // none: a probe
 
   // The attempt.
   int attempt = 1;
@@ -112,8 +113,13 @@ RequestFlow::RequestFlow(asio::io_context& loop, FlowSettings settings, WorkerRe
 Task<ApiOr<Outcome>> RequestFlow::Run(const Request& request, TokenSink& sink,
                                       CancelSource& client) {
   Life life{.request = request, .sink = sink, .client = client};
+  if (!request.is_probe) {
+    ApiOr<Admission::Ticket> entered = admission_->Enter();
+    if (!entered.ok()) co_return entered.error();
+    life.ticket.emplace(std::move(entered).value());
+  }
   ApiOr<Outcome> result = co_await RunAttempts(life);
-  if (result.ok()) {
+  if (result.ok() && !request.is_probe) {
     replay_budget_ =
         std::min(settings_.replay_budget, replay_budget_ + settings_.replay_budget_per_request);
   }
@@ -121,19 +127,18 @@ Task<ApiOr<Outcome>> RequestFlow::Run(const Request& request, TokenSink& sink,
 }
 
 Task<ApiOr<Outcome>> RequestFlow::RunAttempts(Life& life) {
-  ApiOr<Admission::Ticket> entered = admission_->Enter();
-  if (!entered.ok()) co_return entered.error();
-  Admission::Ticket ticket = std::move(entered).value();
   while (true) {
     const TimePoint queued_at = RealClock()->Now();
     life.phase = "queue";
-    std::optional<ApiError> refusal = co_await PlaceAndReserve(life, ticket);
+    std::optional<ApiError> refusal = co_await PlaceAndReserve(life);
     life.outcome.timings.queue_seconds += SecondsSince(queued_at);
     if (refusal.has_value()) co_return *std::move(refusal);
     const absl::Status status = co_await RunAttempt(life);
     if (status.ok()) break;
     if (!MayReplay(life, status)) co_return FromStatus(status, life.phase);
-    ticket.Return();
+    const bool busy = status.code() == absl::StatusCode::kResourceExhausted;
+    life.ticket->Return(busy ? Admission::Ticket::Patience::kKept
+                             : Admission::Ticket::Patience::kNew);
   }
   life.outcome.usage.prompt_tokens = static_cast<int64_t>(life.request.prompt.size());
   life.outcome.usage.completion_tokens = static_cast<int64_t>(life.delivered.size());
@@ -142,12 +147,15 @@ Task<ApiOr<Outcome>> RequestFlow::RunAttempts(Life& life) {
 }
 
 // On return without an error, life.place and life.lease are those of the attempt.
-Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life, Admission::Ticket& ticket) {
+Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life) {
   const CancelSource::Registration registration =
       life.client.OnCancel([this](const absl::Status&) { admission_->NotifyChange(); });
   while (true) {
-    std::optional<ApiError> refusal = co_await ticket.AwaitTurn(life.request.deadline, life.client);
-    if (refusal.has_value()) co_return refusal;
+    if (life.ticket.has_value()) {
+      std::optional<ApiError> refusal =
+          co_await life.ticket->AwaitTurn(life.request.deadline, life.client);
+      if (refusal.has_value()) co_return refusal;
+    }
     const PlacementNeeds needs{.prompt_tokens = life.tokens_to_prefill(),
                                .total_tokens = life.tokens_to_prefill() + life.tokens_to_come(),
                                .avoid = life.avoid,
@@ -155,9 +163,9 @@ Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life, Admission
                                .pinned_decode = life.request.pinned_decode};
     PlacementOr chosen = Place(needs, registry_->workers(), RealClock()->Now());
     if (const NoPlacement* none = std::get_if<NoPlacement>(&chosen)) {
-      const ApiOr<TimePoint> deadline = WaitForPlace(life, ticket, *none);
+      const ApiOr<TimePoint> deadline = WaitForPlace(life, *none);
       if (!deadline.ok()) co_return deadline.error();
-      co_await ticket.AwaitChange(deadline.value());
+      co_await life.ticket->AwaitChange(deadline.value());
       continue;
     }
     life.place = std::get<Placement>(std::move(chosen));
@@ -176,7 +184,7 @@ Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life, Admission
       life.lease = reserved->lease;
       life.reserved_bytes = reserved->reserved_bytes;
       life.replay_deadline = TimePoint::max();
-      ticket.Run();
+      if (life.ticket.has_value()) life.ticket->Run();
       co_return std::nullopt;
     }
     if (reserved.status().code() == absl::StatusCode::kResourceExhausted) {
@@ -191,23 +199,21 @@ Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life, Admission
 }
 
 // Nobody can take the request now: until when to wait for a change, or the error.
-ApiOr<TimePoint> RequestFlow::WaitForPlace(const Life& life, const Admission::Ticket& ticket,
-                                           const NoPlacement& none) const {
+ApiOr<TimePoint> RequestFlow::WaitForPlace(const Life& life, const NoPlacement& none) const {
+  if (life.request.is_probe) return none.error;
+  if (none.kind == NoPlacement::Kind::kTooLarge && !life.is_replay()) return none.error;
   const TimePoint now = RealClock()->Now();
-  switch (none.kind) {
-    case NoPlacement::Kind::kTooLarge:
-      return none.error;
-    case NoPlacement::Kind::kNoWorkers:
-      if (!life.is_replay() || now >= life.replay_deadline) return none.error;
-      return std::min(life.replay_deadline, life.request.deadline);
-    case NoPlacement::Kind::kNoCapacity:
-      break;
-  }
   if (now >= life.request.deadline) {
     return FromStatus(absl::DeadlineExceededError("the request's deadline passed in the queue"),
                       "queue");
   }
-  if (now < ticket.queue_deadline()) return life.request.deadline;
+  if (none.kind != NoPlacement::Kind::kNoCapacity) {
+    // A worker that could hold what is replayed may come back; once it did.
+    if (!life.is_replay() || now >= life.replay_deadline) return none.error;
+    return std::min(life.replay_deadline, life.request.deadline);
+  }
+  const TimePoint queue_deadline = life.ticket->queue_deadline();
+  if (now < queue_deadline) return std::min(life.request.deadline, queue_deadline);
   ApiError error = none.error;
   error.retry_after = admission_->DrainEstimate();
   return error;
@@ -215,7 +221,7 @@ ApiOr<TimePoint> RequestFlow::WaitForPlace(const Life& life, const Admission::Ti
 
 Task<absl::Status> RequestFlow::RunAttempt(Life& life) {
   const auto [prefill, decode] = life.place;
-  metrics_->Placed(*prefill, *decode, LinkIsUp(*prefill, *decode));
+  if (!life.request.is_probe) metrics_->Placed(*prefill, *decode, LinkIsUp(*prefill, *decode));
   life.outcome.prefill_worker = prefill->hello.instance_id;
   life.outcome.decode_worker = decode->hello.instance_id;
   // Open from here on: naming the lease keeps it alive. Its destructor releases a lease that is
@@ -347,6 +353,7 @@ Task<absl::Status> RequestFlow::Deliver(Life& life, std::vector<GeneratedToken> 
 
 // Decides whether to run the request again, and prepares for it.
 bool RequestFlow::MayReplay(Life& life, const absl::Status& status) {
+  if (life.request.is_probe) return false;
   const TimePoint now = RealClock()->Now();
   if (life.client.cancelled() || now >= life.request.deadline) return false;
   bool worker_left = false;
@@ -358,6 +365,7 @@ bool RequestFlow::MayReplay(Life& life, const absl::Status& status) {
   const bool refused = status.code() == absl::StatusCode::kInvalidArgument;
   if (refused || (IsFinal(status) && !worker_left)) return false;
   const bool busy = status.code() == absl::StatusCode::kResourceExhausted;
+  if (busy && now >= life.ticket->queue_deadline()) return false;
   if (!busy && ++life.attempts_without_progress >= settings_.max_attempts_without_progress) {
     return false;
   }

@@ -44,15 +44,14 @@ class RequestFlow {
               Admission* admission, RouterMetrics* metrics);
 
   // Every token to `sink`, then how it ended; or one error. Ends soon after `client` is cancelled,
-  // having given everything back. `request`, `sink` and `client` must outlive the task.
+  // having given everything back. A probe neither queues nor runs again. `request`, `sink` and `client` must outlive the task.
   Task<ApiOr<Outcome>> Run(const Request& request, TokenSink& sink, CancelSource& client);
 
  private:
   struct Life;
   Task<ApiOr<Outcome>> RunAttempts(Life& life);
-  Task<std::optional<ApiError>> PlaceAndReserve(Life& life, Admission::Ticket& ticket);
-  ApiOr<TimePoint> WaitForPlace(const Life& life, const Admission::Ticket& ticket,
-                                const NoPlacement& none) const;
+  Task<std::optional<ApiError>> PlaceAndReserve(Life& life);
+  ApiOr<TimePoint> WaitForPlace(const Life& life, const NoPlacement& none) const;
   Task<absl::Status> RunAttempt(Life& life);
   Task<absl::Status> Prefill(Life& life, LeaseTokens& tokens);
   Task<absl::Status> CopyTokens(Life& life, LeaseTokens& tokens);

@@ -37,10 +37,13 @@ std::chrono::system_clock::time_point ToWallTime(TimePoint deadline) {
                                                                          RealClock()->Now());
 }
 
-absl::Status FromGrpc(const grpc::Status& status, const std::string& address) {
-  if (status.ok()) return absl::OkStatus();
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
-                      absl::StrCat(status.error_message(), " (worker at ", address, ")"));
+// What a worker said. CANCELLED is a client's wish everywhere else: a worker that gives up by itself
+// is one that fails.
+absl::Status FromWorker(int code, const std::string& message, const std::string& address) {
+  if (code == grpc::StatusCode::OK) return absl::OkStatus();
+  if (code == grpc::StatusCode::CANCELLED) code = grpc::StatusCode::UNAVAILABLE;
+  return absl::Status(static_cast<absl::StatusCode>(code),
+                      absl::StrCat(message, " (worker at ", address, ")"));
 }
 
 FinishReason FromProto(v1::FinishReason reason) {
@@ -141,7 +144,9 @@ Task<absl::StatusOr<Answer>> CallUnary(asio::io_context& loop, const std::string
     co_await call->ended.WaitUntil(deadline + std::chrono::seconds(1));
   }
   if (cancel.cancelled()) co_return cancel.reason();
-  if (!call->status.ok()) co_return FromGrpc(call->status, address);
+  if (!call->status.ok()) {
+    co_return FromWorker(call->status.error_code(), call->status.error_message(), address);
+  }
   co_return std::move(call->answer);
 }
 
@@ -225,8 +230,9 @@ class StreamReactor final : public grpc::ClientBidiReactor<v1::StreamRequest, v1
 // The receiving end of one lease.
 class LeaseStream final : public LeaseTokens {
  public:
-  LeaseStream(asio::io_context& loop, std::shared_ptr<GrpcDecodeClient> client, LeaseId lease)
-      : client_(std::move(client)), lease_(lease), arrived_(loop) {}
+  LeaseStream(asio::io_context& loop, std::shared_ptr<GrpcDecodeClient> client,
+              const std::string& address, LeaseId lease)
+      : client_(std::move(client)), address_(address), lease_(lease), arrived_(loop) {}
   ~LeaseStream() override;
 
   Task<absl::StatusOr<Batch>> Next(TimePoint deadline, CancelSource& cancel) override {
@@ -248,8 +254,9 @@ class LeaseStream final : public LeaseTokens {
     for (const v1::Token& token : event.tokens()) pending_.tokens.push_back(FromProto(token));
     const FinishReason reason = FromProto(event.finish_reason());
     if (event.error().code() != 0 || reason == FinishReason::kError) {
-      const int code = event.error().code() == 0 ? 13 : event.error().code();
-      return Fail(absl::Status(static_cast<absl::StatusCode>(code), event.error().message()));
+      const int code =
+          event.error().code() == 0 ? grpc::StatusCode::INTERNAL : event.error().code();
+      return Fail(FromWorker(code, event.error().message(), address_));
     }
     if (reason == FinishReason::kCancelled) {
       return Fail(absl::UnavailableError("the decode worker dropped the request"));
@@ -276,6 +283,7 @@ class LeaseStream final : public LeaseTokens {
   }
 
   const std::shared_ptr<GrpcDecodeClient> client_;
+  const std::string address_;
   const LeaseId lease_;
   Event arrived_;
   Batch pending_;
@@ -317,7 +325,7 @@ class GrpcDecodeClient final : public DecodeClient,
   }
 
   std::unique_ptr<LeaseTokens> Subscribe(LeaseId lease) override {
-    auto stream = std::make_unique<LeaseStream>(loop_, shared_from_this(), lease);
+    auto stream = std::make_unique<LeaseStream>(loop_, shared_from_this(), address_, lease);
     if (!shutdown_.ok()) {
       stream->StreamEnded(shutdown_);
       return stream;

@@ -1,7 +1,7 @@
 // Workers that die, refuse or are missing, and clients that leave.
 #include <grpcpp/grpcpp.h>
 
-#include "proto/lodestone/v1/worker.pb.h"
+#include "proto/lodestone/v1/worker.grpc.pb.h"
 #include "tests/router/router_fixture.h"
 
 namespace lodestone {
@@ -159,6 +159,123 @@ TEST_F(FailureTest, APrefillFailureDoesNotMoveTheRequestToAnotherDecodeWorker) {
   const ClientResponse response = Chat();
   EXPECT_EQ(ContentOf(response), kAnswer);
   EXPECT_EQ(response.headers.at("x-lodestone-decode"), decodes_[0]->instance_id());
+}
+
+TEST_F(FailureTest, BusyPrefillWorkersAre429AtTheEndOfTheQueueTimeout) {
+  RouterConfig config = Config();
+  config.queue_timeout = milliseconds(400);
+  StartRouter(config);
+  StartWorkers(kAnswer);
+  prefills_[0]->FailRuns(1000, grpc::StatusCode::RESOURCE_EXHAUSTED);
+  const ClientResponse response = Chat();
+  EXPECT_EQ(response.status, 429);
+  EXPECT_EQ(ErrorCode(response), "workers_busy");
+  EXPECT_THAT(response.body, HasSubstr("rate_limit_error"));
+  EXPECT_TRUE(response.headers.contains("retry-after"));
+  prefills_[0]->FailRuns(2, grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(ContentOf(Chat()), kAnswer);
+}
+
+TEST_F(FailureTest, AWorkerThatLacksSomethingOrCancelsIsAFailedUpstream) {
+  RouterConfig config = Config();
+  config.max_attempts = 1;
+  StartRouter(config);
+  StartWorkers(kAnswer);
+  for (const grpc::StatusCode code :
+       {grpc::StatusCode::NOT_FOUND, grpc::StatusCode::ABORTED,
+        grpc::StatusCode::FAILED_PRECONDITION, grpc::StatusCode::CANCELLED}) {
+    prefills_[0]->FailRuns(1, code);
+    EXPECT_EQ(Chat().status, 502) << code;
+    decodes_[0]->FailStreams(1, code);
+    EXPECT_EQ(Chat().status, 502) << code;
+  }
+}
+
+TEST_F(FailureTest, ADeadlineInTheQueueIs504) {
+  script_.cache_capacity_bytes = 1000 + 256 * 4;
+  RouterConfig config = Config();
+  config.request_timeout = milliseconds(500);
+  StartRouter(config);
+  StartWorkers(kAnswer);
+  const auto decode = v1::DecodeService::NewStub(
+      grpc::CreateChannel(decodes_[0]->address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  v1::ReserveRequest everything;
+  everything.set_max_new_tokens(900);
+  v1::ReserveReply reserved;
+  ASSERT_TRUE(decode->Reserve(&context, everything, &reserved).ok());
+  const ClientResponse late = Chat("\"max_tokens\":900");
+  EXPECT_EQ(late.status, 504);
+  EXPECT_EQ(ErrorCode(late), "deadline_exceeded");
+  EXPECT_THAT(late.body, HasSubstr("in the queue"));
+}
+
+TEST_F(FailureTest, ADeadlineWhileAReplayAwaitsAWorkerIs504) {
+  RouterConfig config = Config();
+  config.request_timeout = milliseconds(700);
+  config.replay_wait = milliseconds(5000);
+  StartRouter(config);
+  StartWorkers(kAnswer);
+  prefills_[0]->DieAtRun(1);
+  const auto started_at = std::chrono::steady_clock::now();
+  EXPECT_EQ(Chat().status, 504);
+  EXPECT_LT(std::chrono::steady_clock::now() - started_at, milliseconds(3000));
+}
+
+TEST_F(FailureTest, ALargeRequestAwaitsTheReturnOfTheLargeWorker) {
+  StartRouter();
+  script_.output = Model().tokenizer->EncodeText(kAnswer);
+  const int64_t large = script_.cache_capacity_bytes;
+  AddDecode();
+  AddPrefill();
+  script_.cache_capacity_bytes = 1000 + 256 * 4;
+  AddDecode();
+  WaitReady();
+  decodes_[0]->SetTokenPause(milliseconds(10));
+  decodes_[0]->DieAtToken(decodes_[0]->num_tokens_sent() + 6);
+  std::thread restart([&]() {
+    ASSERT_TRUE(Eventually([&]() { return !decodes_[0]->refusal().empty(); }));
+    std::this_thread::sleep_for(milliseconds(300));
+    script_.cache_capacity_bytes = large;
+    AddDecode();
+  });
+  const Streamed streamed = StreamChat("\"max_tokens\":5000");
+  restart.join();
+  EXPECT_EQ(streamed.content, kAnswer);
+  EXPECT_TRUE(streamed.done);
+}
+
+TEST_F(FailureTest, AReplayEndsAtTheSameLength) {
+  StartRouter();
+  StartWorkers(kAnswer, 1, 2);
+  for (const auto& decode : decodes_) decode->SetTokenPause(milliseconds(10));
+  decodes_[0]->FailStreams(1, grpc::StatusCode::DATA_LOSS);
+  decodes_[1]->FailStreams(1, grpc::StatusCode::DATA_LOSS);
+  const ClientResponse response = Chat("\"max_tokens\":12");
+  const boost::json::value body = Parse(response.body);
+  EXPECT_GT(prefills_[0]->last_num_generated(), 0);
+  EXPECT_EQ(body.at("choices").at(0).at("finish_reason").as_string(), "length");
+  EXPECT_EQ(body.at("usage").at("completion_tokens").as_int64(), 12);
+  EXPECT_TRUE(decodes_[0]->WaitIdle());
+  EXPECT_TRUE(decodes_[1]->WaitIdle());
+}
+
+TEST_F(FailureTest, AProbeOfAFullPairHoldsNobodyUp) {
+  script_.cache_capacity_bytes = 1000 + 256 * 4;
+  StartRouter();
+  StartWorkers(kAnswer);
+  prefills_[0]->SetRunPause(milliseconds(1500));
+  HttpClient running(http_);
+  running.Send("POST", "/v1/chat/completions", ChatBody("\"max_tokens\":900"));
+  ASSERT_TRUE(Eventually([&]() { return decodes_[0]->num_live() == 1; }));
+  AddPrefill();  // the new pair has no memory for its probe
+  ASSERT_TRUE(Eventually([&]() {
+    return Metric("lodestone_readiness_probes_total{result=\"failed\"}") >= 1;
+  }));
+  EXPECT_TRUE(Eventually([&]() { return Metric("lodestone_router_running_requests") == 1; }));
+  EXPECT_EQ(Metric("lodestone_router_queue_depth"), 0);
+  EXPECT_EQ(ContentOf(running.Receive()), kAnswer);
+  EXPECT_EQ(Metric("lodestone_requests_total{code=\"200\",finish_reason=\"stop\"}"), 1);
 }
 
 TEST_F(FailureTest, InvalidArgumentIsNeverRunAgain) {
