@@ -9,6 +9,7 @@
 #include "base/logging.h"
 #include "base/mutex.h"
 #include "kvtransfer/proto_convert.h"
+#include "proto/grpc_limits.h"
 
 namespace lodestone {
 namespace {
@@ -17,8 +18,6 @@ using std::chrono::milliseconds;
 
 // A loop that lets this many messages wait is dead or hung; its link breaks.
 constexpr size_t kMaxQueued = 4096;
-// Tokens of a hand-off of a million tokens fit several times.
-constexpr int kMaxMessageBytes = 32 << 20;
 // How long the last messages of a stream (a refusal, a cancel) may take before it is cut.
 constexpr milliseconds kLinger{1'000};
 constexpr size_t kMaxWaitingStreams = 256;

@@ -12,6 +12,7 @@
 #include "base/logging.h"
 #include "base/status_macros.h"
 #include "monitoring/exposer.h"
+#include "proto/grpc_limits.h"
 #include "router/grpc_service.h"
 #include "router/http_service.h"
 #include "router/registry_service.h"
@@ -20,7 +21,6 @@
 namespace lodestone {
 namespace {
 
-constexpr int kMaxMessageBytes = 64 << 20;
 constexpr int kPoolThreads = 2;
 constexpr char kInferenceName[] = "lodestone.v1.InferenceService";
 

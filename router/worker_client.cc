@@ -8,6 +8,8 @@
 #include <grpcpp/grpcpp.h>
 #include <boost/asio/executor_work_guard.hpp>
 
+#include "proto/convert.h"
+#include "proto/grpc_limits.h"
 #include "proto/lodestone/v1/worker.grpc.pb.h"
 
 namespace lodestone {
@@ -15,7 +17,6 @@ namespace {
 
 constexpr std::chrono::seconds kNamingPeriod{1};
 constexpr std::chrono::seconds kCancelDeadline{5};
-constexpr int kMaxMessageBytes = 64 << 20;
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   grpc::ChannelArguments args;
@@ -46,52 +47,7 @@ absl::Status FromWorker(int code, const std::string& message, const std::string&
                       absl::StrCat(message, " (worker at ", address, ")"));
 }
 
-FinishReason FromProto(v1::FinishReason reason) {
-  switch (reason) {
-    case v1::FINISH_REASON_STOP:
-      return FinishReason::kStop;
-    case v1::FINISH_REASON_LENGTH:
-      return FinishReason::kLength;
-    case v1::FINISH_REASON_CANCELLED:
-      return FinishReason::kCancelled;
-    case v1::FINISH_REASON_ERROR:
-      return FinishReason::kError;
-    default:
-      return FinishReason::kNone;
-  }
-}
-
-GeneratedToken FromProto(const v1::Token& proto) {
-  GeneratedToken token{
-      .id = proto.id(), .index = proto.index(), .logprob = proto.logprob(), .top_logprobs = {}};
-  token.top_logprobs.reserve(static_cast<size_t>(proto.top_logprobs_size()));
-  for (const v1::TokenLogprob& top : proto.top_logprobs()) {
-    token.top_logprobs.push_back({.token = top.token(), .logprob = top.logprob()});
-  }
-  return token;
-}
-
-void ToProto(const SamplingParams& sampling, v1::SamplingParams* proto) {
-  proto->set_temperature(sampling.temperature);
-  proto->set_top_p(sampling.top_p);
-  proto->set_top_k(sampling.top_k);
-  proto->set_min_p(sampling.min_p);
-  proto->set_seed(sampling.seed);
-  proto->mutable_stop_token_ids()->Assign(sampling.stop_token_ids.begin(),
-                                          sampling.stop_token_ids.end());
-  proto->set_ignore_eos(sampling.ignore_eos);
-  proto->set_max_new_tokens(sampling.max_new_tokens);
-  proto->set_min_new_tokens(sampling.min_new_tokens);
-  proto->set_logprobs(sampling.logprobs);
-  proto->set_top_logprobs(sampling.top_logprobs);
-  proto->set_repetition_penalty(sampling.repetition_penalty);
-  proto->set_presence_penalty(sampling.presence_penalty);
-  proto->set_frequency_penalty(sampling.frequency_penalty);
-  for (const auto& [token, bias] : sampling.logit_bias)
-    (*proto->mutable_logit_bias())[token] = bias;
-}
-
-v1::RunRequest ToProto(const RunArgs& args) {
+v1::RunRequest ToRunRequest(const RunArgs& args) {
   v1::RunRequest proto;
   proto.set_request_id(args.request_id);
   proto.set_attempt(args.attempt);
@@ -100,7 +56,7 @@ v1::RunRequest ToProto(const RunArgs& args) {
   proto.set_decode_address(args.decode_address);
   proto.mutable_tokens()->Assign(args.tokens.begin(), args.tokens.end());
   proto.set_num_generated(static_cast<int32_t>(args.num_generated));
-  ToProto(args.sampling, proto.mutable_sampling());
+  *proto.mutable_sampling() = ToProto(args.sampling);
   return proto;
 }
 
@@ -160,7 +116,7 @@ class GrpcPrefillClient final : public PrefillClient {
     auto start = [stub = stub_](auto* context, auto* ask, auto* answer, auto callback) {
       stub->async()->Run(context, ask, answer, std::move(callback));
     };
-    v1::RunRequest ask = ToProto(args);
+    v1::RunRequest ask = ToRunRequest(args);
     absl::StatusOr<v1::RunReply> reply = co_await CallUnary<v1::RunReply>(
         loop_, address_, std::move(ask), std::move(start), deadline, cancel);
     if (!reply.ok()) co_return reply.status();

@@ -5,6 +5,8 @@
 
 #include <chrono>
 
+#include "proto/grpc_limits.h"
+
 namespace lodestone {
 namespace {
 

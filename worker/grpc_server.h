@@ -12,8 +12,6 @@
 
 namespace lodestone {
 
-inline constexpr int kMaxMessageBytes = 64 << 20;  // a prompt of a million token ids, with room
-
 // Arguments of every channel between our processes: a dead peer is noticed within 3 s.
 grpc::ChannelArguments PeerChannelArguments();
 
