@@ -6,7 +6,9 @@
 #include <boost/asio/executor_work_guard.hpp>
 #include <grpcpp/grpcpp.h>
 
+#include "proto/convert.h"
 #include "proto/lodestone/v1/inference.grpc.pb.h"
+#include "router/openai_schema.h"
 #include "router/request_log.h"
 #include "router/text_output.h"
 #include "text/utf8.h"
@@ -22,23 +24,10 @@ std::optional<ApiError> CheckNumber(const char* name, double value, double low, 
                       absl::StrCat("sampling.", name, " is ", value, ", expected ", low, " to ", high));
 }
 
-// Zero means "default" in the proto.
-SamplingParams FromProto(const v1::SamplingParams& proto) {
-  SamplingParams sampling;
-  sampling.temperature = proto.temperature();
-  sampling.top_p = proto.top_p() == 0 ? 1 : proto.top_p();
-  sampling.top_k = proto.top_k();
-  sampling.min_p = proto.min_p();
-  sampling.stop_token_ids.assign(proto.stop_token_ids().begin(), proto.stop_token_ids().end());
-  sampling.ignore_eos = proto.ignore_eos();
-  sampling.min_new_tokens = proto.min_new_tokens();
-  sampling.logprobs = proto.logprobs();
-  sampling.top_logprobs = proto.top_logprobs();
-  sampling.repetition_penalty = proto.repetition_penalty() == 0 ? 1 : proto.repetition_penalty();
-  sampling.presence_penalty = proto.presence_penalty();
-  sampling.frequency_penalty = proto.frequency_penalty();
-  for (const auto& [token, bias] : proto.logit_bias()) sampling.logit_bias.emplace_back(token, bias);
-  return sampling;
+std::optional<ApiError> CheckCount(const char* name, size_t count, size_t limit) {
+  if (count <= limit) return std::nullopt;
+  return InvalidValue(absl::StrCat("sampling.", name),
+                      absl::StrCat("sampling.", name, " has ", count, " entries, limit is ", limit));
 }
 
 std::optional<ApiError> CheckSampling(const SamplingParams& sampling, int32_t vocab_size) {
@@ -52,6 +41,10 @@ std::optional<ApiError> CheckSampling(const SamplingParams& sampling, int32_t vo
   if (Check e = CheckNumber("repetition_penalty", sampling.repetition_penalty, 0.01, 100)) return e;
   if (Check e = CheckNumber("presence_penalty", sampling.presence_penalty, -2, 2)) return e;
   if (Check e = CheckNumber("frequency_penalty", sampling.frequency_penalty, -2, 2)) return e;
+  if (Check e = CheckCount("stop_token_ids", sampling.stop_token_ids.size(), kMaxStopTokenIds)) {
+    return e;
+  }
+  if (Check e = CheckCount("logit_bias", sampling.logit_bias.size(), kMaxLogitBias)) return e;
   if (Check e = CheckTokenIds(sampling.stop_token_ids, vocab_size, "sampling.stop_token_ids")) return e;
   for (const auto& [token, bias] : sampling.logit_bias) {
     if (Check e = CheckTokenIds({token}, vocab_size, "sampling.logit_bias")) return e;
@@ -96,25 +89,12 @@ ApiOr<ApiRequest> ParseRequest(const v1::GenerateRequest& proto, const ModelInfo
   if (sampling.max_new_tokens() > 0) api.max_tokens = sampling.max_new_tokens();
   if (sampling.seed() != 0) api.seed = static_cast<int64_t>(sampling.seed());
   api.sampling = FromProto(sampling);
+  api.sampling.seed = 0;  // both are set with the defaults
+  api.sampling.max_new_tokens = SamplingParams().max_new_tokens;
   if (std::optional<ApiError> error = CheckSampling(api.sampling, model.vocab_size)) return *error;
   if (std::optional<ApiError> error = CheckStops(proto)) return *error;
   api.stop.assign(proto.stop().begin(), proto.stop().end());
   return api;
-}
-
-v1::FinishReason ToProto(FinishReason reason) {
-  return reason == FinishReason::kStop ? v1::FINISH_REASON_STOP : v1::FINISH_REASON_LENGTH;
-}
-
-void ToProto(const GeneratedToken& token, v1::Token* proto) {
-  proto->set_id(token.id);
-  proto->set_index(token.index);
-  proto->set_logprob(token.logprob);
-  for (const TokenLogprob& top : token.top_logprobs) {
-    v1::TokenLogprob* entry = proto->add_top_logprobs();
-    entry->set_token(top.token);
-    entry->set_logprob(top.logprob);
-  }
 }
 
 // One Generate call: the reactor of gRPC and the sink of the flow. Lives until gRPC has reported the
@@ -123,8 +103,10 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
                          public TokenSink,
                          public std::enable_shared_from_this<Generation> {
  public:
-  Generation(const ServiceContext& context, const v1::GenerateRequest& proto, TimePoint deadline)
+  Generation(const ServiceContext& context, grpc::CallbackServerContext* server,
+             const v1::GenerateRequest& proto, TimePoint deadline)
       : context_(context),
+        server_(server),
         proto_(proto),
         deadline_(deadline),
         received_at_(RealClock()->Now()),
@@ -153,11 +135,13 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
     asio::post(*context_.loop, [self = self_]() { self->self_ = nullptr; });
   }
 
-  Task<absl::StatusOr<Verdict>> Write(std::span<const GeneratedToken> tokens) override {
+  Task<absl::StatusOr<Written>> Write(std::span<const GeneratedToken> tokens) override {
     reply_ = v1::GenerateReply();
+    Written written;
     for (const GeneratedToken& token : tokens) {
       if (text_.has_value() && text_->stopped()) break;
-      ToProto(token, reply_.add_tokens());
+      *reply_.add_tokens() = ToProto(token);
+      ++written.num_tokens;
       if (text_.has_value()) reply_.mutable_text()->append(text_->Push(token.id).content);
     }
     const absl::Status status = co_await SendReply();
@@ -166,7 +150,8 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
       context_.router_metrics->FirstTokenWritten(
           std::chrono::duration<double>(RealClock()->Now() - received_at_).count());
     }
-    co_return text_.has_value() && text_->stopped() ? Verdict::kStop : Verdict::kContinue;
+    written.stopped = text_.has_value() && text_->stopped();
+    co_return written;
   }
 
  private:
@@ -186,7 +171,10 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
     const absl::Status status =
         end.error.has_value() ? end.error->ToStatus() : absl::OkStatus();
     // A write that the client never took must have ended before Finish.
-    while (self->writing_) co_await self->written_.WaitUntil(RealClock()->Now() + kWriteTimeout);
+    while (self->writing_) {
+      const bool woken = co_await self->written_.WaitUntil(RealClock()->Now() + kWriteTimeout);
+      if (!woken) self->server_->TryCancel();
+    }
     self->Finish(grpc::Status(static_cast<grpc::StatusCode>(status.code()),
                               std::string(status.message())));
     RecordEnd(end, *self->context_.router_metrics);
@@ -239,6 +227,7 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
   }
 
   const ServiceContext& context_;
+  grpc::CallbackServerContext* const server_;  // lives until Finish
   const v1::GenerateRequest proto_;
   const TimePoint deadline_;
   const TimePoint received_at_;
@@ -262,7 +251,7 @@ class GrpcService final : public v1::InferenceService::CallbackService {
     const auto longest = std::chrono::duration_cast<std::chrono::system_clock::duration>(
         context_.config->request_timeout);
     const TimePoint deadline = RealClock()->Now() + std::min(left, longest);
-    const auto generation = std::make_shared<Generation>(context_, *proto, deadline);
+    const auto generation = std::make_shared<Generation>(context_, server, *proto, deadline);
     generation->Start();
     return generation.get();
   }

@@ -32,9 +32,10 @@ class BodyReply final : public HttpReply {
  public:
   explicit BodyReply(ReplyContext context) : HttpReply(std::move(context)) {}
 
-  Task<absl::StatusOr<Verdict>> Write(std::span<const GeneratedToken> tokens) override {
+  Task<absl::StatusOr<Written>> Write(std::span<const GeneratedToken> tokens) override {
+    const int64_t before = num_tokens_;
     for (const ReplyPiece& piece : ToPieces(tokens)) Append(piece);
-    co_return text_->stopped() ? Verdict::kStop : Verdict::kContinue;
+    co_return WrittenSince(before);
   }
 
   Task<void> BeginChoice(int64_t choice, const std::vector<TokenId>& prompt) override {
@@ -96,14 +97,15 @@ class StreamReply final : public HttpReply {
     keepalive_.Spawn(KeepAlive());
   }
 
-  Task<absl::StatusOr<Verdict>> Write(std::span<const GeneratedToken> tokens) override {
+  Task<absl::StatusOr<Written>> Write(std::span<const GeneratedToken> tokens) override {
     const bool is_first = !first_token_written_;
+    const int64_t before = num_tokens_;
     const std::vector<ReplyPiece> pieces = ToPieces(tokens);
     for (const ReplyPiece& piece : pieces) SendPiece(piece);
     const absl::Status drained = co_await context_.exchange->Drain(is_first ? 0 : kBufferedBytes);
     if (!drained.ok()) co_return drained;
-    Measure(static_cast<int64_t>(tokens.size()));
-    co_return text_->stopped() ? Verdict::kStop : Verdict::kContinue;
+    Measure(num_tokens_ - before);
+    co_return WrittenSince(before);
   }
 
   Task<void> BeginChoice(int64_t choice, const std::vector<TokenId>& prompt) override {
@@ -319,6 +321,11 @@ std::vector<ReplyPiece> HttpReply::ToPieces(std::span<const GeneratedToken> toke
     pieces.push_back(std::move(piece));
   }
   return pieces;
+}
+
+TokenSink::Written HttpReply::WrittenSince(int64_t num_tokens_before) const {
+  return Written{.num_tokens = static_cast<size_t>(num_tokens_ - num_tokens_before),
+                 .stopped = text_->stopped()};
 }
 
 ReplyPiece HttpReply::LastPiece(const Outcome& outcome) {

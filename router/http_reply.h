@@ -43,6 +43,7 @@ class HttpReply : public TokenSink {
   // What these tokens add to the choice, one piece a token.
   std::vector<ReplyPiece> ToPieces(std::span<const GeneratedToken> tokens);
   // The text still held back, with the finish reason.
+  Written WrittenSince(int64_t num_tokens_before) const;
   ReplyPiece LastPiece(const Outcome& outcome);
   void StartChoice(int64_t choice, const std::vector<TokenId>& prompt);
   void AddUsage(const Outcome& outcome);

@@ -19,9 +19,9 @@ constexpr int kProbeTokens = 2;  // the second one needs the hand-off
 
 class CountingSink final : public TokenSink {
  public:
-  Task<absl::StatusOr<Verdict>> Write(std::span<const GeneratedToken> tokens) override {
+  Task<absl::StatusOr<Written>> Write(std::span<const GeneratedToken> tokens) override {
     count_ += tokens.size();
-    co_return Verdict::kContinue;
+    co_return Written{.num_tokens = tokens.size()};
   }
   size_t count() const { return count_; }
 

@@ -342,8 +342,10 @@ Task<absl::Status> RequestFlow::Deliver(Life& life, std::vector<GeneratedToken> 
   life.attempts_without_progress = 0;
   life.avoid.clear();
   for (const GeneratedToken& token : tokens) life.delivered.push_back(token.id);
-  CO_ASSIGN_OR_RETURN(const TokenSink::Verdict verdict, co_await life.sink.Write(tokens));
-  if (verdict == TokenSink::Verdict::kStop) {
+  CO_ASSIGN_OR_RETURN(const TokenSink::Written written, co_await life.sink.Write(tokens));
+  if (written.stopped) {
+    // What a worker made beyond the stop string depends on timing; the client is not told of it.
+    life.delivered.resize(life.delivered.size() - (tokens.size() - written.num_tokens));
     life.End(FinishReason::kStop);
   } else if (life.tokens_to_come() <= 0) {
     life.End(FinishReason::kLength);

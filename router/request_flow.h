@@ -20,10 +20,13 @@ class LeaseTokens;
 // Where the tokens of a request go: the answer to a client. Loop only.
 class TokenSink {
  public:
-  enum class Verdict { kContinue, kStop };  // kStop: a stop string ended the text
+  struct Written {
+    size_t num_tokens = 0;  // taken, from the first: fewer than all only if stopped
+    bool stopped = false;   // a stop string ended the text
+  };
   virtual ~TokenSink() = default;
   // Tokens in order, each once. An error ends the request with that status.
-  virtual Task<absl::StatusOr<Verdict>> Write(std::span<const GeneratedToken> tokens) = 0;
+  virtual Task<absl::StatusOr<Written>> Write(std::span<const GeneratedToken> tokens) = 0;
 };
 
 struct FlowSettings {

@@ -78,6 +78,12 @@ TEST_F(GrpcServiceTest, BadRequestsNameTheField) {
   request.mutable_sampling()->set_temperature(9);
   EXPECT_THAT(Generate(request).status.error_message(), HasSubstr("temperature is 9"));
   request.mutable_sampling()->set_temperature(0);
+  for (int i = 0; i < 257; ++i) request.mutable_sampling()->add_stop_token_ids(5);
+  EXPECT_THAT(Generate(request).status.error_message(), HasSubstr("has 257 entries, limit is 256"));
+  request.mutable_sampling()->clear_stop_token_ids();
+  for (int i = 0; i < 1025; ++i) (*request.mutable_sampling()->mutable_logit_bias())[i] = 1;
+  EXPECT_THAT(Generate(request).status.error_message(), HasSubstr("has 1025 entries, limit is 1024"));
+  request.mutable_sampling()->clear_logit_bias();
   request.set_model("other");
   EXPECT_EQ(Generate(request).status.error_code(), grpc::StatusCode::NOT_FOUND);
 }
@@ -87,6 +93,30 @@ TEST_F(GrpcServiceTest, WithoutWorkersItIsUnavailable) {
   v1::GenerateRequest request;
   request.mutable_tokens()->add_ids(5);
   EXPECT_EQ(Generate(request).status.error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(GrpcServiceTest, CancellingACallInTheQueueTakesItOut) {
+  script_.cache_capacity_bytes = 1000 + 256 * 4;
+  StartRouter();
+  StartWorkers(kAnswer);
+  prefills_[0]->SetRunPause(std::chrono::milliseconds(1000));
+  HttpClient running(http_);
+  running.Send("POST", "/v1/chat/completions", ChatBody("\"max_tokens\":900"));
+  ASSERT_TRUE(Eventually([&]() { return decodes_[0]->num_live() == 1; }));
+  const auto stub = v1::InferenceService::NewStub(
+      grpc::CreateChannel(grpc_address_, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  v1::GenerateRequest request;
+  request.mutable_tokens()->add_ids(5);
+  request.mutable_sampling()->set_max_new_tokens(900);
+  const auto reader = stub->Generate(&context, request);
+  ASSERT_TRUE(Eventually([&]() { return Metric("lodestone_router_queue_depth") == 1; }));
+  context.TryCancel();
+  EXPECT_TRUE(Eventually([&]() { return Metric("lodestone_router_queue_depth") == 0; }, 0.8));
+  v1::GenerateReply reply;
+  EXPECT_FALSE(reader->Read(&reply));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_EQ(ContentOf(running.Receive()), kAnswer);
 }
 
 TEST_F(GrpcServiceTest, CancellingTheCallCancelsTheWork) {

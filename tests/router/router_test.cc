@@ -95,6 +95,19 @@ TEST_F(RouterTest, StopStringAcrossTokensEndsTheAnswerAndTheLease) {
   EXPECT_GE(decodes_[0]->num_cancelled(), 2);
 }
 
+TEST_F(RouterTest, TokensAfterAStopStringAreNotCounted) {
+  StartRouter();
+  StartWorkers(kAnswer);
+  const std::string stop = R"("stop":["4-st"])";
+  const auto completion_tokens = [](const ClientResponse& response) {
+    return Parse(response.body).at("usage").at("completion_tokens").as_int64();
+  };
+  const int64_t one_by_one = completion_tokens(Chat(stop));
+  decodes_[0]->SetTokensPerStep(100);
+  EXPECT_EQ(completion_tokens(Chat(stop)), one_by_one);
+  EXPECT_LT(one_by_one, static_cast<int64_t>(script_.output.size()));
+}
+
 TEST_F(RouterTest, MaxTokensEndsWithLength) {
   StartRouter();
   StartWorkers(kAnswer);

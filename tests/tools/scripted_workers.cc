@@ -168,6 +168,7 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
   ScriptedDecodeImpl(const ScriptedModel& model, const std::string& router_address)
       : model_(model), free_bytes_(model.cache_capacity_bytes) {
     server_.Start(this);
+    std::lock_guard lock(mutex_);  // a call that comes at once waits for the registrar
     registrar_ = std::make_unique<Registrar>(
         router_address, MakeHello(model, v1::WORKER_ROLE_DECODE, id_, server_.address()),
         ReadyLoad(free_bytes_));
@@ -193,6 +194,7 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
   void FallSilent() override { registrar_->FallSilent(); }
   void DieAtToken(int64_t n) override { die_at_ = n; }
   void SetTokenPause(Milliseconds pause) override { pause_ms_ = pause.count(); }
+  void SetTokensPerStep(int count) override { tokens_per_step_ = count; }
   void FailStreams(int count, int code) override {
     fail_code_ = code;
     fail_count_ = count;
@@ -344,7 +346,9 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
         }
         v1::LeaseEvent& event = *reply.add_events();
         event.set_lease_id(id);
-        if (Step(lease, event)) ended.push_back(id);
+        bool has_ended = false;
+        for (int i = 0; i < tokens_per_step_ && !has_ended; ++i) has_ended = Step(lease, event);
+        if (has_ended) ended.push_back(id);
       }
       if (reply.events_size() > 0) replies_.push_back(reply);
       for (const uint64_t id : ended) Release(id);
@@ -393,6 +397,7 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
   bool stream_ended_ = false;
   std::atomic<int64_t> die_at_ = 0;
   std::atomic<int64_t> pause_ms_ = 0;
+  std::atomic<int> tokens_per_step_ = 1;
   std::atomic<int> fail_count_ = 0;
   std::atomic<int> fail_handoffs_ = 0;
   std::atomic<int> fail_code_ = 0;

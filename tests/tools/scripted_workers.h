@@ -45,6 +45,8 @@ class ScriptedDecode {
   virtual void DieAtToken(int64_t n) = 0;
   // The pause before each token.
   virtual void SetTokenPause(std::chrono::milliseconds pause) = 0;
+  // Tokens of a lease in one event.
+  virtual void SetTokensPerStep(int count) = 0;
   // The next `count` answers end with this status code (grpc) instead of their third token.
   virtual void FailStreams(int count, int code) = 0;
   // The same instead of their first token, as when the prefill worker abandons the hand-off.
