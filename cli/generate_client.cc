@@ -5,15 +5,14 @@
 #include <utility>
 
 #include "proto/convert.h"
+#include "proto/grpc_limits.h"
 
 namespace lodestone {
 namespace {
 
-constexpr int kMaxReplyBytes = 64 << 20;
-
 std::unique_ptr<v1::InferenceService::Stub> MakeStub(const std::string& address) {
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMaxReplyBytes);
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
   // A channel of its own for each client: a cluster that was started again at the same port must
   // not be met through the old one's connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
