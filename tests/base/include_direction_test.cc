@@ -79,7 +79,7 @@ const std::vector<Confinement>& Confinements() {
        std::regex(R"(#include\s+["<](.*\.pb\.h|grpcpp/|grpc/|google/protobuf/))"),
        std::regex(
            "proto/[a-z_]*\\.(h|cc)"
-           "|worker/(grpc_server|registration|admin_service)[a-z_]*\\.(h|cc)"
+           "|worker/(grpc_server|registration|admin_service|host|worker_metrics)[a-z_]*\\.(h|cc)"
            "|(prefill|decode)/(service|main)[a-z_]*\\.(h|cc)"
            "|router/(grpc_service|worker_client|registry_service|router|main)[a-z_]*\\.(h|cc)"
            "|kvtransfer/(grpc_link|proto_convert)[a-z_]*\\.(h|cc)"
