@@ -219,8 +219,8 @@ TEST(SequenceCacheTest, RowsMoveBetweenSequencesWithOtherPagesAndSlots) {
     const auto from_pool = Pool(shape);
     const auto to_pool = Pool(shape);
     const auto from = Sequence(*from_pool);
-    auto placeholder = to_pool->MakeSequenceFor(300).value();
-    ASSERT_TRUE(placeholder->Reserve(300).ok());
+    auto earlier = to_pool->MakeSequenceFor(300).value();
+    ASSERT_TRUE(earlier->Reserve(300).ok());
     auto to = to_pool->MakeSequenceFor(kTokens).value();
     ASSERT_TRUE(to->Reserve(kTokens).ok());
     ASSERT_NE(from->slot(), to->slot());
