@@ -3,7 +3,28 @@
 # nvcc is called by name and not as a CMake language: CMake 3.25 drops C++20 for CUDA, and the host
 # warnings and sanitizers of other targets are not nvcc's.
 find_program(LODESTONE_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda/bin)
-if(LODESTONE_NVCC AND NOT LODESTONE_SANITIZE)
+
+# LODESTONE_CUDA_ROOT: the toolkit of nvcc, asked of nvcc itself, since what is on the PATH may be a
+# link or a script that calls the real one. Empty without nvcc.
+set(LODESTONE_CUDA_ROOT "")
+if(LODESTONE_NVCC)
+  execute_process(COMMAND ${LODESTONE_NVCC} --dryrun -x cu -c /dev/null -o ${CMAKE_BINARY_DIR}/none.o
+                  OUTPUT_VARIABLE nvcc_says ERROR_VARIABLE nvcc_says)
+  if(nvcc_says MATCHES "TOP=([^\r\n]+)")
+    get_filename_component(LODESTONE_CUDA_ROOT "${CMAKE_MATCH_1}" REALPATH)
+  endif()
+  find_library(LODESTONE_CUDART cudart_static HINTS ${LODESTONE_CUDA_ROOT} PATH_SUFFIXES lib64 lib targets/x86_64-linux/lib)
+  find_path(LODESTONE_CUDA_INCLUDE cuda_runtime.h HINTS ${LODESTONE_CUDA_ROOT} PATH_SUFFIXES include targets/x86_64-linux/include)
+endif()
+if(LODESTONE_CUDART AND LODESTONE_CUDA_INCLUDE)
+  set(lodestone_cuda_found ON)
+  message(STATUS "Found CUDA: ${LODESTONE_CUDA_ROOT}")
+else()
+  set(lodestone_cuda_found OFF)
+  message(STATUS "CUDA kernels are left out: nvcc is '${LODESTONE_NVCC}', its runtime library '${LODESTONE_CUDART}', "
+                 "its headers '${LODESTONE_CUDA_INCLUDE}'")
+endif()
+if(lodestone_cuda_found AND NOT LODESTONE_SANITIZE)
   set(lodestone_cuda_default ON)
 else()
   set(lodestone_cuda_default OFF)
@@ -17,13 +38,9 @@ function(lodestone_cuda_kernels folder)
   if(NOT LODESTONE_CUDA)
     return()
   endif()
-  if(NOT LODESTONE_NVCC)
-    message(FATAL_ERROR "LODESTONE_CUDA is ON, but nvcc was not found")
+  if(NOT lodestone_cuda_found)
+    message(FATAL_ERROR "LODESTONE_CUDA is ON, but the CUDA toolkit was not found (see above)")
   endif()
-  get_filename_component(toolkit ${LODESTONE_NVCC} REALPATH)
-  get_filename_component(toolkit ${toolkit} DIRECTORY)
-  get_filename_component(toolkit ${toolkit} DIRECTORY)
-  find_library(LODESTONE_CUDART cudart_static HINTS ${toolkit}/lib64 ${toolkit}/targets/x86_64-linux/lib REQUIRED)
 
   set(flags -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall,-Wextra
             -I${PROJECT_SOURCE_DIR})
@@ -48,6 +65,6 @@ function(lodestone_cuda_kernels folder)
   add_library(lodestone_kernels_cuda STATIC ${objects} ${PROJECT_SOURCE_DIR}/cmake/empty.cc)
   set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   target_include_directories(lodestone_kernels_cuda PUBLIC ${PROJECT_SOURCE_DIR})
-  target_include_directories(lodestone_kernels_cuda SYSTEM PUBLIC ${toolkit}/include)
+  target_include_directories(lodestone_kernels_cuda SYSTEM PUBLIC ${LODESTONE_CUDA_INCLUDE})
   target_link_libraries(lodestone_kernels_cuda PUBLIC lodestone_kernels ${LODESTONE_CUDART} Threads::Threads rt ${CMAKE_DL_LIBS})
 endfunction()
