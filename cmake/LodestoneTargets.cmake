@@ -1,9 +1,10 @@
 # One CMake target per folder. Sources are globbed, so a new file needs no edit here.
 
-# lodestone_library(FOLDER DEPS...): lodestone_FOLDER from every .cc below FOLDER except main.cc.
+# lodestone_library(FOLDER DEPS...): lodestone_FOLDER from every .cc below FOLDER except main.cc and
+# what needs CUDA (cmake/LodestoneCuda.cmake).
 function(lodestone_library folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cc)
-  list(FILTER sources EXCLUDE REGEX "/main\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "/main\\.cc$|/nccl/")
   if(sources)
     add_library(lodestone_${folder} STATIC ${sources})
     set(scope PUBLIC)

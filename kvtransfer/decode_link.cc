@@ -79,14 +79,14 @@ void DecodeLink::HandleOpen(const LinkOpen& open) {
   absl::Status check = CheckLinkOpen(terms_, data_->name(), open);
   if (absl::Status fault = FAILPOINT("kvtransfer.link_accept"); !fault.ok()) check = fault;
   if (!check.ok()) return Refuse(check);
-  std::string key(kSessionKeyBytes, '\0');
-  FillRandom(key.data(), key.size());
-  reader_ = data_->Open(key);
+  absl::StatusOr<std::string> key = data_->NewSessionKey();
+  if (!key.ok()) return Refuse(key.status());
+  reader_ = data_->Open(*key);
   state_ = State::kAccepted;
   ToPrefill reply;
   reply.accept = LinkAccept{.decode_instance = terms_.instance,
                             .data_port = data_->port(),
-                            .session_key = std::move(key),
+                            .session_key = *std::move(key),
                             .slot_bytes = std::min(terms_.slot_bytes, open.max_slot_bytes),
                             .slots = terms_.slots_per_link};
   control_->Send(std::move(reply));

@@ -34,6 +34,12 @@ std::string AgeAndLimit(std::chrono::nanoseconds age, std::chrono::nanoseconds l
                       duration_cast<milliseconds>(limit).count(), " ms");
 }
 
+absl::StatusOr<std::string> DataListener::NewSessionKey() {
+  std::string key(kSessionKeyBytes, '\0');
+  FillRandom(key.data(), key.size());
+  return key;
+}
+
 std::string HostOf(const std::string& address) {
   const size_t colon = address.rfind(':');
   std::string host = colon == std::string::npos ? address : address.substr(0, colon);

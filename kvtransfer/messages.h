@@ -14,7 +14,6 @@
 namespace lodestone {
 
 inline constexpr int kLinkWireVersion = 1;
-inline constexpr size_t kSessionKeyBytes = 32;
 
 // First message of a link, from prefill.
 struct LinkOpen {
@@ -30,7 +29,7 @@ struct LinkOpen {
 struct LinkAccept {
   std::string decode_instance;
   int32_t data_port = 0;    // on the host of the gRPC address
-  std::string session_key;  // kSessionKeyBytes random bytes; authenticates the data connection
+  std::string session_key;  // of the transport; authenticates the data connection
   int64_t slot_bytes = 0;   // largest offer taken
   int32_t slots = 0;        // offers that may be outstanding
 };

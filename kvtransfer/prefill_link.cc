@@ -79,7 +79,7 @@ void PrefillLink::HandleAccept(const LinkAccept& accept) {
     return Kill(absl::UnavailableError(absl::StrCat("instance ", accept.decode_instance,
                                                     " answered, meant ", identity_.decode)));
   }
-  const bool sane = accept.session_key.size() == kSessionKeyBytes && accept.slot_bytes > 0 &&
+  const bool sane = accept.session_key.size() == data_->session_key_bytes() && accept.slot_bytes > 0 &&
                     accept.slots > 0 && accept.data_port >= 0 && accept.data_port <= 65535;
   if (!sane) {
     return Kill(absl::InternalError(absl::StrCat(

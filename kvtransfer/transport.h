@@ -8,10 +8,15 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace lodestone {
+
+// A session key is minted by decode for one link and travels over its control stream only.
+inline constexpr size_t kSessionKeyBytes = 32;
 
 struct SlotEvent {
   enum class Kind : uint8_t {
@@ -53,6 +58,7 @@ class DataDialer {
  public:
   virtual ~DataDialer() = default;
   virtual std::string_view name() const = 0;  // as in LinkOpen.transport
+  virtual size_t session_key_bytes() const { return kSessionKeyBytes; }
   virtual std::unique_ptr<SlotWriter> Connect(const std::string& host, int port,
                                               const std::string& session_key) = 0;
 };
@@ -63,6 +69,8 @@ class DataListener {
   virtual ~DataListener() = default;
   virtual std::string_view name() const = 0;
   virtual int port() const = 0;
+  // Random bytes, unless the transport has keys of its own. UNAVAILABLE if it cannot make one.
+  virtual absl::StatusOr<std::string> NewSessionKey();
   virtual std::unique_ptr<SlotReader> Open(const std::string& session_key) = 0;
 };
 

@@ -1,4 +1,5 @@
 #include "kvtransfer/proto_convert.h"
+#include "kvtransfer/transport.h"
 
 #include <random>
 

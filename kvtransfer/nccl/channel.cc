@@ -1,0 +1,219 @@
+#include "kvtransfer/nccl/channel.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/logging.h"
+
+namespace lodestone::nccl {
+namespace {
+
+// More than a link may have outstanding; a full queue is a bug.
+constexpr size_t kMaxJobs = 1024;
+constexpr uint64_t kWarmUpSeq = 0;  // slots of a link start at 1
+constexpr std::chrono::microseconds kDrainPoll{200};
+
+int PeerOf(Side side) { return 1 - static_cast<int>(side); }
+
+}  // namespace
+
+Channel::Channel(Options options)
+    : options_(std::move(options)), jobs_(kMaxJobs), events_(2 * kMaxJobs) {}
+
+Channel::~Channel() {
+  for (cudaEvent_t event : spare_events_) cudaEventDestroy(event);
+  if (stream_ != nullptr) cudaStreamDestroy(stream_);
+}
+
+std::shared_ptr<Channel> Channel::Refused(absl::Status why) {
+  auto channel = std::make_shared<Channel>(Options{});
+  channel->Fail(std::move(why));
+  channel->closed_ = true;
+  return channel;
+}
+
+void Channel::Post(uint64_t link_seq, std::span<std::byte> slot) {
+  CHECK(jobs_.TryPush({link_seq, slot})) << "more than " << kMaxJobs << " slots";
+}
+
+void Channel::Report(SlotEvent event) {
+  events_.TryPush(std::move(event));
+  if (options_.wake) options_.wake();
+}
+
+void Channel::Fail(absl::Status why) {
+  state_ = State::kFailed;
+  Report({.kind = SlotEvent::Kind::kFailed, .status = std::move(why)});
+}
+
+bool Channel::CheckedCuda(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return true;
+  Fail(absl::UnavailableError(absl::StrCat(what, " failed: ", cudaGetErrorString(error))));
+  return false;
+}
+
+void Channel::Open(TimePoint now) {
+  deadline_ = now + options_.times.link_up;
+  state_ = State::kInitializing;
+  if (!CheckedCuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a link's stream")) {
+    return;
+  }
+  StartComm();
+}
+
+void Channel::StartComm() {
+  Config config;
+  config.blocking = 0;
+  config.min_ctas = options_.ctas;
+  config.max_ctas = options_.ctas;
+  const Result result = options_.api->CommInitRankConfig(
+      &comm_, 2, options_.id, static_cast<int>(options_.side), &config);
+  if (absl::Status status = options_.api->ToStatus(result, "ncclCommInitRankConfig"); !status.ok()) {
+    Fail(std::move(status));
+  }
+}
+
+bool Channel::CommReady() {
+  Result error = Result::kSuccess;
+  absl::Status status =
+      options_.api->ToStatus(options_.api->CommGetAsyncError(comm_, &error), "ncclCommGetAsyncError");
+  if (status.ok()) status = options_.api->ToStatus(error, "the communicator");
+  if (!status.ok()) {
+    Fail(std::move(status));
+    return false;
+  }
+  return error == Result::kSuccess;
+}
+
+bool Channel::Step(TimePoint now) {
+  switch (state_) {
+    case State::kNew:
+    case State::kFailed:
+      return false;
+    case State::kInitializing:
+      StepInitializing();
+      break;
+    case State::kWarmingUp:
+      StepWarmingUp();
+      break;
+    case State::kUp:
+      StepUp();
+      return !in_flight_.empty() || issuing_.has_value();
+  }
+  const bool coming_up = state_ == State::kInitializing || state_ == State::kWarmingUp;
+  if (coming_up && now > deadline_) {
+    Fail(absl::DeadlineExceededError(absl::StrCat("the NCCL link has not come up within ",
+                                                  options_.times.link_up.count(), " ms")));
+  }
+  return state_ == State::kUp;
+}
+
+void Channel::StepInitializing() {
+  if (!CommReady()) return;
+  state_ = State::kWarmingUp;
+  const int value = options_.side == Side::kPrefill ? static_cast<int>(kWarmUpByte) : 0;
+  const auto buffer = options_.warm_up_device;
+  if (!CheckedCuda(cudaMemsetAsync(buffer.data(), value, buffer.size(), stream_), "warming up")) {
+    return;
+  }
+  issuing_ = Job{kWarmUpSeq, buffer};
+  Issue(buffer);
+}
+
+void Channel::StepWarmingUp() {
+  if (issuing_.has_value()) {
+    if (!CommReady()) return;
+    if (options_.side == Side::kDecode &&
+        !CheckedCuda(cudaMemcpyAsync(options_.warm_up_host.data(), options_.warm_up_device.data(),
+                                     options_.warm_up_host.size(), cudaMemcpyDeviceToHost, stream_),
+                     "warming up")) {
+      return;
+    }
+    if (!RecordIssued()) return;
+  }
+  const cudaError_t passed = cudaEventQuery(in_flight_.front().passed);
+  if (passed == cudaErrorNotReady || !CheckedCuda(passed, "warming up")) return;
+  spare_events_.push_back(in_flight_.front().passed);
+  in_flight_.pop_front();
+  if (options_.side == Side::kDecode && !WarmUpArrivedWhole()) {
+    return Fail(absl::DataLossError("the first bytes over the NCCL link arrived altered"));
+  }
+  state_ = State::kUp;
+  Report({.kind = SlotEvent::Kind::kConnected});
+}
+
+bool Channel::WarmUpArrivedWhole() const {
+  return std::all_of(options_.warm_up_host.begin(), options_.warm_up_host.end(),
+                     [](std::byte byte) { return byte == kWarmUpByte; });
+}
+
+void Channel::StepUp() {
+  if (!CommReady()) return;
+  if (issuing_.has_value() && !RecordIssued()) return;
+  while (!in_flight_.empty()) {
+    const InFlight& oldest = in_flight_.front();
+    const cudaError_t passed = cudaEventQuery(oldest.passed);
+    if (passed == cudaErrorNotReady) break;
+    if (!CheckedCuda(passed, "a transfer")) return;
+    Report({.kind = SlotEvent::Kind::kDone, .link_seq = oldest.link_seq});
+    spare_events_.push_back(oldest.passed);
+    in_flight_.pop_front();
+  }
+  if (in_flight_.size() >= kMaxInFlight) return;
+  issuing_ = jobs_.TryPop();
+  if (issuing_.has_value()) Issue(issuing_->slot);
+}
+
+void Channel::Issue(std::span<std::byte> slot) {
+  const int peer = PeerOf(options_.side);
+  const Result result =
+      options_.side == Side::kPrefill
+          ? options_.api->Send(slot.data(), slot.size(), kUint8, peer, comm_, stream_)
+          : options_.api->Recv(slot.data(), slot.size(), kUint8, peer, comm_, stream_);
+  if (absl::Status status = options_.api->ToStatus(result, "a transfer"); !status.ok()) {
+    Fail(std::move(status));
+  }
+}
+
+// Marks the place on the stream where the operation that NCCL has queued by now is over.
+bool Channel::RecordIssued() {
+  cudaEvent_t event = TakeEvent();
+  if (event == nullptr || !CheckedCuda(cudaEventRecord(event, stream_), "a transfer")) return false;
+  in_flight_.push_back({issuing_->link_seq, event});
+  issuing_.reset();
+  return true;
+}
+
+cudaEvent_t Channel::TakeEvent() {
+  cudaEvent_t event = nullptr;
+  if (spare_events_.empty()) {
+    CheckedCuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "a link's event");
+  } else {
+    event = spare_events_.front();
+    spare_events_.pop_front();
+  }
+  return event;
+}
+
+absl::Status Channel::Shutdown(TimePoint deadline) {
+  absl::Status status;
+  if (comm_ != nullptr) {
+    status = options_.api->ToStatus(options_.api->CommAbort(comm_), "ncclCommAbort");
+    if (!status.ok()) LOG(WARNING) << status.ToString();
+  }
+  while (stream_ != nullptr && cudaStreamQuery(stream_) == cudaErrorNotReady) {
+    if (RealClock()->Now() > deadline) {
+      return absl::DeadlineExceededError("the stream of an aborted NCCL link does not end");
+    }
+    std::this_thread::sleep_for(kDrainPoll);
+  }
+  for (const InFlight& operation : in_flight_) spare_events_.push_back(operation.passed);
+  in_flight_.clear();
+  closed_ = true;
+  if (options_.wake) options_.wake();
+  return absl::OkStatus();
+}
+
+}  // namespace lodestone::nccl

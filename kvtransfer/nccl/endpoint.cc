@@ -1,0 +1,197 @@
+#include "kvtransfer/nccl/endpoint.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/logging.h"
+#include "base/status_macros.h"
+
+namespace lodestone::nccl {
+namespace {
+
+constexpr std::chrono::milliseconds kIdleSlice{20};
+constexpr std::chrono::microseconds kBusySlice{3};
+constexpr std::chrono::seconds kAbortLimit{5};
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+// NCCL 2.28.3 on H200: kernels and the like once per process, then per link and SM.
+constexpr int64_t kProcessBytes = 440 * kMiB;
+constexpr int64_t kSendBytesPerCta = 8 * kMiB;
+constexpr int64_t kReceiveBytesPerCta = 16 * kMiB;
+
+absl::Status CudaStatus(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  const std::string text = absl::StrCat(what, ": ", cudaGetErrorString(error));
+  return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(text)
+                                            : absl::UnavailableError(text);
+}
+
+}  // namespace
+
+int64_t EndpointOptions::DeviceBytes(int links) const {
+  const int64_t per_cta = side == Side::kPrefill ? kSendBytesPerCta : kReceiveBytesPerCta;
+  const auto warm_up = static_cast<int64_t>(Channel::kWarmUpBytes) * max_links;
+  return kProcessBytes + links * ctas * per_cta + warm_up;
+}
+
+void Endpoint::DeviceFree::operator()(void* bytes) const { cudaFree(bytes); }
+void Endpoint::HostFree::operator()(void* bytes) const { cudaFreeHost(bytes); }
+
+absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Create(EndpointOptions options) {
+  ASSIGN_OR_RETURN(const Api* api, Api::Load(options.library));
+  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.device), "the GPU of the NCCL links"));
+  std::unique_ptr<Endpoint> endpoint(new Endpoint(std::move(options), api));
+  RETURN_IF_ERROR(endpoint->AllocateWarmUp());
+  endpoint->thread_ = std::thread([raw = endpoint.get()] { raw->Serve(); });
+  return endpoint;
+}
+
+Endpoint::Endpoint(EndpointOptions options, const Api* api)
+    : options_(std::move(options)), api_(api) {}
+
+absl::Status Endpoint::AllocateWarmUp() {
+  const size_t bytes = Channel::kWarmUpBytes * static_cast<size_t>(options_.max_links);
+  void* device = nullptr;
+  RETURN_IF_ERROR(CudaStatus(cudaMalloc(&device, bytes), "warm-up buffers of NCCL links"));
+  warm_up_device_.reset(device);
+  void* host = nullptr;
+  RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&host, bytes), "warm-up buffers of NCCL links"));
+  warm_up_host_.reset(host);
+  MutexLock lock(&mutex_);
+  for (int i = options_.max_links - 1; i >= 0; --i) free_warm_ups_.push_back(i);
+  return absl::OkStatus();
+}
+
+Endpoint::~Endpoint() {
+  stop_ = true;
+  Notify();
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::StatusOr<UniqueId> Endpoint::NewId() const {
+  UniqueId id = {};
+  RETURN_IF_ERROR(api_->ToStatus(api_->GetUniqueId(&id), "ncclGetUniqueId"));
+  return id;
+}
+
+std::shared_ptr<Channel> Endpoint::Open(const UniqueId& id) {
+  MutexLock lock(&mutex_);
+  if (free_warm_ups_.empty()) {
+    return Channel::Refused(absl::ResourceExhaustedError(
+        absl::StrCat("NCCL links: ", options_.max_links, " are open, which is the limit")));
+  }
+  Channel::Options options{.api = api_,
+                           .device = options_.device,
+                           .side = options_.side,
+                           .id = id,
+                           .ctas = options_.ctas,
+                           .times = options_.times,
+                           .wake = options_.wake};
+  const int warm_up = free_warm_ups_.back();
+  free_warm_ups_.pop_back();
+  const size_t offset = Channel::kWarmUpBytes * static_cast<size_t>(warm_up);
+  options.warm_up_device = {static_cast<std::byte*>(warm_up_device_.get()) + offset,
+                            Channel::kWarmUpBytes};
+  options.warm_up_host = {static_cast<std::byte*>(warm_up_host_.get()) + offset,
+                          Channel::kWarmUpBytes};
+  auto channel = std::make_shared<Channel>(std::move(options));
+  opened_.push_back({channel, warm_up});
+  notified_ = true;
+  work_.NotifyAll();
+  return channel;
+}
+
+void Endpoint::Notify() {
+  MutexLock lock(&mutex_);
+  notified_ = true;
+  work_.NotifyAll();
+}
+
+int Endpoint::num_links() const {
+  MutexLock lock(&mutex_);
+  return options_.max_links - static_cast<int>(free_warm_ups_.size());
+}
+
+void Endpoint::Serve() {
+  cudaSetDevice(options_.device);
+  while (!stop_) {
+    const bool hurry = StepAll();
+    ReapClosed(/*wait=*/false);
+    WaitForWork(hurry);
+  }
+  StepAll();  // takes in what was opened last
+  while (!links_.empty()) {
+    StartClosing(std::move(links_.front()));
+    links_.pop_front();
+  }
+  ReapClosed(/*wait=*/true);
+}
+
+bool Endpoint::StepAll() {
+  std::vector<Link> opened;
+  {
+    MutexLock lock(&mutex_);
+    opened.swap(opened_);
+  }
+  const TimePoint now = RealClock()->Now();
+  for (Link& link : opened) {
+    link.channel->Open(now);
+    links_.push_back(std::move(link));
+  }
+  bool hurry = false;
+  for (auto it = links_.begin(); it != links_.end();) {
+    if (it->channel->close_requested()) {
+      StartClosing(std::move(*it));
+      it = links_.erase(it);
+      continue;
+    }
+    hurry = it->channel->Step(now) || hurry;
+    ++it;
+  }
+  return hurry;
+}
+
+void Endpoint::StartClosing(Link link) {
+  Closing& closing = closing_.emplace_back();
+  closing.link = std::move(link);
+  closing.thread = std::thread([this, &closing] {
+    cudaSetDevice(options_.device);
+    const absl::Status end = closing.link.channel->Shutdown(RealClock()->Now() + kAbortLimit);
+    if (!end.ok()) {
+      LOG(ERROR) << end.ToString();
+      poisoned_ = true;
+    }
+    closing.done = true;
+    Notify();
+  });
+}
+
+void Endpoint::ReapClosed(bool wait) {
+  for (auto it = closing_.begin(); it != closing_.end();) {
+    if (!wait && !it->done) {
+      ++it;
+      continue;
+    }
+    it->thread.join();
+    if (it->link.channel->closed()) {
+      MutexLock lock(&mutex_);
+      free_warm_ups_.push_back(it->link.warm_up);
+    }
+    it = closing_.erase(it);
+  }
+}
+
+// Links that come up are looked at every kIdleSlice too, so their deadline is kept.
+void Endpoint::WaitForWork(bool hurry) {
+  if (hurry) {
+    std::this_thread::sleep_for(kBusySlice);
+    return;
+  }
+  MutexLock lock(&mutex_);
+  const auto until = RealClock()->Now() + kIdleSlice;
+  work_.WaitUntil(&mutex_, until, [this]() REQUIRES(mutex_) { return notified_; });
+  notified_ = false;
+}
+
+}  // namespace lodestone::nccl

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "kvtransfer/link.h"
+#include "kvtransfer/nccl/channel.h"
+#include "kvtransfer/nccl/nccl_api.h"
+
+namespace lodestone::nccl {
+
+struct EndpointOptions {
+  std::string library = {};  // of NCCL, as in Api::Load
+  int device = 0;
+  Side side = Side::kPrefill;
+  // SMs per link, the same on all workers: about 33 GB/s each up to 16, and 8 MiB of device memory
+  // on the sending, 16 MiB on the receiving side (measured on H200, NVLink).
+  int ctas = 8;
+  int max_links = 16;
+  LinkTimes times = {};
+  std::function<void()> wake = {};  // called from the threads here when a Poll has something new
+
+  // What NCCL takes of the device with `links` links, for the ledger.
+  int64_t DeviceBytes(int links) const;
+};
+
+// All NCCL links of one GPU. One thread issues all operations, since NCCL forbids two to do so for
+// one device; a link that closes is aborted on a thread of its own, for ncclCommAbort takes half a
+// second and the other links go on. Thread-safe.
+class Endpoint {
+ public:
+  // NOT_FOUND, FAILED_PRECONDITION: no usable NCCL. UNAVAILABLE: the device. RESOURCE_EXHAUSTED: no
+  // memory for the warm-up buffers.
+  static absl::StatusOr<std::unique_ptr<Endpoint>> Create(EndpointOptions options);
+  ~Endpoint();  // closes what is open and waits for it
+
+  const EndpointOptions& options() const { return options_; }
+  const Api& api() const { return *api_; }
+
+  // A new unique id; its bytes must stay secret.
+  absl::StatusOr<UniqueId> NewId() const;
+  // Opens one end. Never null: a channel that cannot be opened fails at its first Poll.
+  std::shared_ptr<Channel> Open(const UniqueId& id);
+  // Wakes the issuing thread: a slot was posted or a close requested.
+  void Notify();
+
+  // A link could not be aborted: its memory is lost and the process should end.
+  bool poisoned() const { return poisoned_; }
+  int num_links() const;
+
+ private:
+  struct DeviceFree {
+    void operator()(void* bytes) const;
+  };
+  struct HostFree {
+    void operator()(void* bytes) const;
+  };
+  struct Link {
+    std::shared_ptr<Channel> channel;
+    int warm_up = -1;  // index of its warm-up buffers
+  };
+  struct Closing {
+    Link link;
+    std::atomic<bool> done = false;
+    std::thread thread;
+  };
+
+  Endpoint(EndpointOptions options, const Api* api);
+  absl::Status AllocateWarmUp();
+  void Serve();
+  bool StepAll();
+  void StartClosing(Link link);
+  void ReapClosed(bool wait);
+  void WaitForWork(bool hurry);
+
+  const EndpointOptions options_;
+  const Api* const api_;
+  std::unique_ptr<void, DeviceFree> warm_up_device_;
+  std::unique_ptr<void, HostFree> warm_up_host_;
+  std::atomic<bool> stop_ = false;
+  std::atomic<bool> poisoned_ = false;
+
+  mutable Mutex mutex_;
+  CondVar work_;
+  bool notified_ GUARDED_BY(mutex_) = false;
+  std::vector<Link> opened_ GUARDED_BY(mutex_);  // not taken by the thread yet
+  std::vector<int> free_warm_ups_ GUARDED_BY(mutex_);
+
+  // The thread's.
+  std::list<Link> links_;
+  std::list<Closing> closing_;
+  std::thread thread_;
+};
+
+}  // namespace lodestone::nccl
