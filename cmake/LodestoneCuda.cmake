@@ -71,6 +71,17 @@ endfunction()
 
 # lodestone_nccl(FOLDER DEPS...): lodestone_nccl from every FOLDER/*.cc. NCCL itself is loaded at run time.
 function(lodestone_nccl folder)
+# lodestone_cuda_runtime(FOLDER): the calls of the CUDA runtime, or what stands in for them without CUDA.
+function(lodestone_cuda_runtime folder)
+  if(LODESTONE_CUDA)
+    target_sources(lodestone_${folder} PRIVATE ${PROJECT_SOURCE_DIR}/${folder}/cuda_calls.cc)
+    target_include_directories(lodestone_${folder} SYSTEM PRIVATE ${LODESTONE_CUDA_INCLUDE})
+    target_link_libraries(lodestone_${folder} PUBLIC ${LODESTONE_CUDART} rt ${CMAKE_DL_LIBS})
+  else()
+    target_sources(lodestone_${folder} PRIVATE ${PROJECT_SOURCE_DIR}/${folder}/no_cuda_calls.cc)
+  endif()
+endfunction()
+
   if(NOT LODESTONE_CUDA)
     return()
   endif()

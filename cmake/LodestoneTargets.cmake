@@ -4,7 +4,7 @@
 # what needs CUDA (cmake/LodestoneCuda.cmake).
 function(lodestone_library folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cc)
-  list(FILTER sources EXCLUDE REGEX "/main\\.cc$|/nccl/")
+  list(FILTER sources EXCLUDE REGEX "/main\\.cc$|/nccl/|cuda_calls\\.cc$")
   if(sources)
     add_library(lodestone_${folder} STATIC ${sources})
     set(scope PUBLIC)
@@ -20,7 +20,7 @@ endfunction()
 # A file kernels/cpu/*_simd.cc is built twice, as namespace avx2 and as namespace avx512.
 function(lodestone_kernels folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cc)
-  list(FILTER sources EXCLUDE REGEX "_simd\\.cc$")
+  list(FILTER sources EXCLUDE REGEX "_simd\\.cc$|cuda_ops\\.cc$")
   file(GLOB simd_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/cpu/*_simd.cc)
   set(objects)
   if(simd_sources)

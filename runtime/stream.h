@@ -1,25 +1,46 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/thread_pool.h"
+#include "runtime/device.h"
 
 namespace lodestone {
 
-// The queue that ops run on. On the host an op runs in place, spread over the pool's threads; the
-// calls are the same ones that queue kernels on a device, so the model does not know the difference.
+// The queue that ops run on. On the host an op runs in place, spread over the pool's threads; on a
+// device the same calls queue kernels and copies, so the model does not know the difference.
 // Not thread-safe: one owner, the worker loop.
 class Stream {
  public:
-  // `pool` is not owned and must outlive the stream.
+  // On the host. `pool` is not owned and must outlive the stream.
   explicit Stream(ThreadPool* pool) : pool_(pool) {}
+  // On any device. Errors of OpenDevice.
+  static absl::StatusOr<Stream> Create(DeviceId device, ThreadPool* pool);
+  Stream(Stream&& other) noexcept;
+  Stream& operator=(Stream&&) = delete;
+  ~Stream();
+
   ThreadPool& pool() const { return *pool_; }
+  DeviceId device() const { return device_; }
+  void* cuda_handle() const { return handle_; }  // the cudaStream_t; null on the host
+
+  // Queues a copy between any two places; host memory is pinned where the stream is a device's.
+  void Copy(void* to, const void* from, int64_t num_bytes);
+  // Queues filling of memory that the ops work on.
+  void FillBytes(void* to, int value, int64_t num_bytes);
+  void FillFloats(void* to, float value, int64_t num_floats);
 
   // Waits for everything queued so far; the first failure of any of it. A worker whose stream has
   // failed is unhealthy for good.
-  absl::Status Synchronize() { return absl::OkStatus(); }
+  absl::Status Synchronize();
 
  private:
-  ThreadPool* const pool_;
+  ThreadPool* pool_;
+  DeviceId device_;
+  void* handle_ = nullptr;
 };
 
 }  // namespace lodestone
