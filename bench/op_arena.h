@@ -46,8 +46,11 @@ class Arena {
   }
   PackedWeight Weight(const Ops& ops, DType dtype, int64_t n, int64_t k, int64_t groups = 1) {
     const TensorView source = Random(dtype, {groups * n, k}, 0.05f);
-    return ops.PackWeight(source, groups,
-                          Zeros(DType::kU8, {ops.PackedBytes(dtype, n, k, groups)}));
+    const MatrixSpec spec{.format = dtype == DType::kF32 ? WeightFormat::kF32 : WeightFormat::kBf16,
+                          .n = n,
+                          .k = k,
+                          .groups = groups};
+    return ops.PackWeight({spec, source, {}}, Zeros(DType::kU8, {ops.PackedBytes(spec)}));
   }
 
  private:

@@ -88,6 +88,24 @@ class Checker {
 
 }  // namespace
 
+void CheckMatrixSource(const MatrixSource& source, const TensorView& packed, int64_t num_bytes) {
+  const Checker check("PackWeight");
+  const MatrixSpec& spec = source.spec;
+  const WeightFormat format = spec.format;
+  CHECK(spec.n >= 1 && spec.k >= 1 && spec.groups >= 1)
+      << "PackWeight: matrix is [" << spec.groups << " x " << spec.n << ", " << spec.k << "]";
+  check.True(format != WeightFormat::kFp4 || spec.k % ScaledInputs(format) == 0,
+             "inputs of an FP4 matrix are not a multiple of 32");
+  const int64_t rows = spec.groups * spec.n;
+  check.Shape("values", source.values, ValueType(format), {rows, ValueColumns(format, spec.k)});
+  if (IsQuantised(format)) {
+    check.Shape("scales", source.scales, DType::kF8E8M0,
+                {ScaleRows(format, rows), ScaleColumns(format, spec.k)});
+  }
+  CHECK(packed.num_bytes() >= num_bytes)
+      << "PackWeight: packed has " << packed.num_bytes() << " bytes, want " << num_bytes;
+}
+
 void CheckEmbedTokens(const EmbedTokensParams& p) {
   const Checker check("EmbedTokens");
   check.Shape("table", p.table, DType::kBf16, {kAny, kAny});

@@ -10,6 +10,8 @@
 // fails.
 namespace lodestone {
 
+// `packed` is what PackWeight is to fill, `num_bytes` what it needs.
+void CheckMatrixSource(const MatrixSource& source, const TensorView& packed, int64_t num_bytes);
 void CheckEmbedTokens(const EmbedTokensParams& params);
 void CheckHcPre(const HcPreParams& params, int64_t scratch_bytes);
 void CheckHcPost(const HcPostParams& params);

@@ -6,6 +6,7 @@
 #include "runtime/cache_format.h"
 #include "runtime/cache_views.h"
 #include "runtime/tensor.h"
+#include "runtime/weight_format.h"
 
 // One struct per op: shape, type and meaning of every field, the formula and its source.
 //
@@ -20,13 +21,28 @@
 // the other rows of the batch, on the chunking or on the number of threads.
 namespace lodestone {
 
-// A matrix [groups * n, k] as the backend keeps it (Ops::PackWeight).
-struct PackedWeight {
-  TensorView data;     // backend's layout
+// A matrix [groups * n, k] of a product.
+struct MatrixSpec {
+  WeightFormat format = WeightFormat::kBf16;
   int64_t n = 0;       // outputs per group
-  int64_t k = 0;       // inputs per group
+  int64_t k = 0;       // inputs per group; a multiple of 32 for kFp4
   int64_t groups = 1;  // out[t, g*n + i] = sum_j x[t, g*k + j] * weight[g*n + i, j]
-  DType dtype = DType::kBf16;  // of the checkpoint tensor: kBf16 or kF32
+  // False for a quantised matrix whose inputs are never rounded: wo_a, which the vendor widens to
+  // bf16 (exact). A backend may do the same when it packs.
+  bool rounds_inputs = true;
+};
+
+// The tensors of a matrix as a checkpoint holds them (runtime/weight_format.h).
+// REQUIRES: no code and no scale is NaN.
+struct MatrixSource {
+  MatrixSpec spec;
+  TensorView values;  // [groups * n, ValueColumns]
+  TensorView scales;  // f8_e8m0 [ScaleRows(groups * n), ScaleColumns]; kFp8 and kFp4 only
+};
+
+// A matrix as the backend keeps it (Ops::PackWeight).
+struct PackedWeight : MatrixSpec {
+  TensorView data;  // backend's layout
 };
 
 // Which tokens belong to which sequence. Tokens of one sequence are adjacent, positions ascend by 1.
@@ -95,10 +111,14 @@ struct HcHeadParams {
 
 // out = round_to(out.dtype, x weight^T), grouped if weight.groups > 1. Sums run over k in ascending
 // order in fp32 with one fused multiply-add per term, so they do not depend on tiling.
+// kFp8, kFp4 (spec 4.4): per slice of ScaledInputs inputs such a sum over the codes, times the scales
+// (powers of two: exact); slices are added in ascending order in fp32. With `round_fp8`, and unless
+// weight.rounds_inputs is false, x is replaced by Q8(x) in groups of 128 inputs (spec 4.2) first.
 struct LinearParams {
-  TensorView x;         // act [T, groups * k]
-  PackedWeight weight;  // [groups * n, k]
-  TensorView out;       // act or f32 [T, groups * n]
+  TensorView x;            // act [T, groups * k]
+  PackedWeight weight;     // [groups * n, k]
+  bool round_fp8 = false;  // RoundsProductInputs(numerics); no effect on kBf16 and kF32 weights
+  TensorView out;          // act or f32 [T, groups * n]
 };
 
 // out = round(weight * x * rsqrt(mean(x^2) + eps)). Spec 7.1. May run in place.
@@ -237,7 +257,7 @@ struct SparseAttentionParams {
 // equal weights. Stored in ascending expert order.
 struct MoeRouteParams {
   TensorView x;          // act [T, D]
-  PackedWeight gate;     // bf16 [E, D]
+  PackedWeight gate;     // kBf16 [E, D]
   TensorView bias;       // f32 [E]; empty() with tid2eid
   TensorView tid2eid;    // i32 [V, experts_per_token]; empty() with bias
   TensorView ids;        // i32 [T]
@@ -261,7 +281,8 @@ struct MoeExpertsParams {
   TensorView weights;  // f32 [T, experts_per_token]
   std::span<const ExpertWeights> routed;  // E
   const ExpertWeights* shared = nullptr;
-  float limit = 0;     // swiglu_limit
+  float limit = 0;         // swiglu_limit
+  bool round_fp8 = false;  // as in LinearParams, for all three products
   TensorView scratch;  // u8 [MoeExpertsScratchBytes(T, experts_per_token, D, I, E)]
   TensorView out;      // act [T, D]
 };

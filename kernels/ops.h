@@ -19,11 +19,10 @@ class Ops {
   virtual ~Ops() = default;
   virtual std::string_view name() const = 0;
 
-  // Bytes of a [groups * n, k] matrix as this backend keeps it, and the conversion from the
-  // checkpoint's row-major tensor. `packed` views PackedBytes bytes (u8), 64-byte aligned.
-  virtual int64_t PackedBytes(DType dtype, int64_t n, int64_t k, int64_t groups) const = 0;
-  virtual PackedWeight PackWeight(const TensorView& source, int64_t groups,
-                                  const TensorView& packed) const = 0;
+  // Bytes of a matrix as this backend keeps it, scales included, and the conversion from the
+  // checkpoint's row-major tensors. `packed` views PackedBytes bytes (u8), 64-byte aligned.
+  virtual int64_t PackedBytes(const MatrixSpec& spec) const = 0;
+  virtual PackedWeight PackWeight(const MatrixSource& source, const TensorView& packed) const = 0;
 
   virtual void EmbedTokens(const EmbedTokensParams& params, Stream& stream) const = 0;
   virtual int64_t HcPreScratchBytes(int64_t num_tokens, int64_t num_streams) const = 0;

@@ -27,8 +27,19 @@ absl::Status TensorError(const std::string& path, std::string_view name, const s
   return FileError(path, "tensor '" + std::string(name) + "' " + what);
 }
 
-bool IsQuantised(DType dtype) {
-  return dtype == DType::kF8E4M3 || dtype == DType::kF8E8M0 || dtype == DType::kI8;
+// Even if it cannot be read, as a link that leads nowhere cannot: then opening it says why.
+bool IsThere(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(std::filesystem::symlink_status(path, ignored));
+}
+
+// What to do about a tensor that does not match, where there is an easy answer.
+std::string Advice(DType dtype) {
+  if (dtype == DType::kI8) return "; FP4 experts need the config key expert_dtype \"fp4\"";
+  if (dtype == DType::kF8E4M3 || dtype == DType::kF8E8M0) {
+    return "; FP8 weights need the config key quantization_config";
+  }
+  return "";
 }
 
 bool SameShape(const TensorView& tensor, const std::vector<int64_t>& shape) {
@@ -45,9 +56,9 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory,
   ASSIGN_OR_RETURN(const std::string config_text, ReadTextFile(directory + "/config.json"));
   const std::string single = directory + "/" + std::string(kSingleFile);
   const std::string index = directory + "/" + std::string(kIndexFile);
-  if (std::filesystem::exists(index)) {
+  if (IsThere(index)) {
     RETURN_IF_ERROR(checkpoint.OpenSharded(directory));
-  } else if (std::filesystem::exists(single)) {
+  } else if (IsThere(single)) {
     RETURN_IF_ERROR(checkpoint.OpenSingle(single));
   } else {
     return absl::NotFoundError(directory + ": has neither " + std::string(kIndexFile) + " nor " +
@@ -143,13 +154,6 @@ void Checkpoint::SkipDraftBlocks() {
 }
 
 absl::Status Checkpoint::CheckTensors() const {
-  for (const auto& [name, located] : tensors_) {
-    if (IsQuantised(located.tensor.dtype)) {
-      return TensorError(located.file->path(), name,
-                         "is " + std::string(Name(located.tensor.dtype)) +
-                             "; FP8 and FP4 checkpoints are not supported, convert it to BF16");
-    }
-  }
   std::set<std::string_view> expected;
   const std::vector<TensorSpec> inventory = TensorInventory(config_);
   for (const TensorSpec& spec : inventory) {
@@ -163,12 +167,16 @@ absl::Status Checkpoint::CheckTensors() const {
     if (located.tensor.dtype != spec.dtype || !SameShape(located.tensor, spec.shape)) {
       return TensorError(
           located.file->path(), spec.name,
-          "is " + located.tensor.ShapeString() + ", config.json asks for " + spec.ShapeString());
+          "is " + located.tensor.ShapeString() + ", config.json asks for " + spec.ShapeString() +
+              Advice(located.tensor.dtype));
     }
   }
   for (const auto& [name, located] : tensors_) {
     if (!expected.contains(name)) {
-      return TensorError(located.file->path(), name, "is surplus, config.json has no place for it");
+      return TensorError(
+          located.file->path(), name,
+          "is surplus (" + located.tensor.ShapeString() + "), config.json has no place for it" +
+              Advice(located.tensor.dtype));
     }
   }
   return absl::OkStatus();

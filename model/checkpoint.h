@@ -29,7 +29,6 @@ class Checkpoint {
   // NOT_FOUND for a missing file; INVALID_ARGUMENT naming the file and the tensor for everything
   // that does not match: truncated, missing, surplus, misshaped, of another type, an index that
   // contradicts its shards. Tensors of the MTP block (`mtp.*`) are skipped with one log line.
-  // FP8 and FP4 tensors are refused by name.
   static absl::StatusOr<Checkpoint> Open(const std::string& directory,
                                          const CheckpointOptions& options);
 

@@ -19,6 +19,7 @@ void RunFeedForward(const ForwardPass& pass, int64_t layer) {
                        .routed = weights.routed,
                        .shared = &weights.shared,
                        .limit = pass.config.swiglu_limit,
+                       .round_fp8 = RoundsProductInputs(pass.formats.numerics),
                        .scratch = pass.act.moe_scratch,
                        .out = pass.act.y},
                       pass.stream);

@@ -29,6 +29,7 @@ struct ForwardPass {
   void Linear(const TensorView& x, const PackedWeight& weight, const TensorView& out) const {
     ops.Linear({.x = TensorView(x.data, x.dtype, {num_tokens(), weight.groups * weight.k}),
                 .weight = weight,
+                .round_fp8 = RoundsProductInputs(formats.numerics),
                 .out = TensorView(out.data, out.dtype, {num_tokens(), weight.groups * weight.n})},
                stream);
   }

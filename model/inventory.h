@@ -1,8 +1,10 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "kernels/op_params.h"
 #include "model/model_config.h"
 #include "runtime/tensor.h"
 
@@ -12,6 +14,7 @@ namespace lodestone {
 struct TensorSpec {
   enum class Kind : uint8_t {
     kMatrix,      // goes into a product: packed by the backend
+    kScale,       // scales of the kFp8 or kFp4 matrix before it; packed with it
     kPlain,       // kept as it is
     kTokenTable,  // i64 in the file, i32 in memory; values are expert numbers
   };
@@ -19,13 +22,16 @@ struct TensorSpec {
   DType dtype = DType::kBf16;
   std::vector<int64_t> shape;
   Kind kind = Kind::kPlain;
-  int64_t groups = 1;  // kMatrix: blocks of rows, each with inputs of its own
+  MatrixSpec matrix;  // kMatrix
 
   std::string ShapeString() const;  // e.g. "BF16[3, 512]"
 };
 
-// Every tensor of the trunk, in the order of the forward pass. No more and no less may be in a
-// checkpoint, `mtp.*` aside.
+// The name of the scales of "X.weight": "X.scale".
+std::string ScaleName(std::string_view matrix_name);
+
+// Every tensor of the trunk, in the order of the forward pass; the scales of a matrix follow it. No
+// more and no less may be in a checkpoint, `mtp.*` aside.
 std::vector<TensorSpec> TensorInventory(const ModelConfig& config);
 
 }  // namespace lodestone

@@ -201,7 +201,7 @@ void ReadYarn(KeyReader& keys, ModelConfig& config) {
   }
 }
 
-void ReadTokenIds(KeyReader& keys, const json::object& object, ModelConfig& config) {
+void ReadTokenIds(KeyReader& keys, ModelConfig& config) {
   const int64_t max_id = config.vocab_size - 1;
   config.bos_id = static_cast<int32_t>(keys.Integer("bos_token_id", 0, max_id));
   const json::value* eos = keys.Required("eos_token_id");
@@ -212,11 +212,42 @@ void ReadTokenIds(KeyReader& keys, const json::object& object, ModelConfig& conf
     config.eos_ids.push_back(
         static_cast<int32_t>(keys.CheckInteger("eos_token_id", id, 0, max_id)));
   }
-  const json::value* quantization = object.if_contains("quantization_config");
-  config.has_quantization = quantization != nullptr && !quantization->is_null();
-  if (config.has_quantization && !quantization->is_object()) {
+}
+
+// Of the official FP8 form there is only one.
+void ReadQuantisation(KeyReader& keys, const json::object& object, ModelConfig& config) {
+  const json::value* value = object.if_contains("quantization_config");
+  if (value == nullptr || value->is_null()) return;
+  if (!value->is_object()) {
     keys.Fail(KeyError("quantization_config", "is not an object"));
+    return;
   }
+  KeyReader quantisation(value->get_object());
+  quantisation.RequiredFixed("quant_method", "fp8");
+  quantisation.Fixed("fmt", "e4m3");
+  quantisation.Fixed("scale_fmt", "ue8m0");
+  quantisation.Fixed("activation_scheme", "dynamic");
+  quantisation.Fixed("weight_block_size", json::array{kQuantisedGroup, kQuantisedGroup});
+  if (!quantisation.status().ok()) {
+    keys.Fail(absl::InvalidArgumentError("in quantization_config: " +
+                                         std::string(quantisation.status().message())));
+  }
+  config.dense_format = WeightFormat::kFp8;
+}
+
+// Without an expert_dtype the experts are stored like the rest.
+void ReadExpertFormat(KeyReader& keys, const json::object& object, ModelConfig& config) {
+  config.expert_format = config.dense_format;
+  const json::value* value = object.if_contains("expert_dtype");
+  if (value == nullptr || value->is_null()) return;
+  for (const WeightFormat format : {WeightFormat::kBf16, WeightFormat::kFp8, WeightFormat::kFp4}) {
+    if (*value == json::value(KeyReader::View(Name(format)))) {
+      config.expert_format = format;
+      return;
+    }
+  }
+  keys.Fail(KeyError("expert_dtype", "is " + json::serialize(*value) +
+                                         ", expected \"bf16\", \"fp8\" or \"fp4\""));
 }
 
 // `ok` or an error that carries both values.
@@ -263,6 +294,13 @@ absl::Status CheckRelations(const ModelConfig& c) {
                            c.num_experts));
   RETURN_IF_ERROR(Relation(c.num_hash_layers <= c.num_layers, "num_hash_layers", c.num_hash_layers,
                            "must not exceed", "num_hidden_layers", c.num_layers));
+  if (c.expert_format == WeightFormat::kFp4) {
+    const int64_t group = ScaledInputs(WeightFormat::kFp4);
+    RETURN_IF_ERROR(Relation(c.hidden_size % group == 0, "hidden_size", c.hidden_size,
+                             "must be a multiple of", "the FP4 group of experts", group));
+    RETURN_IF_ERROR(Relation(c.expert_width % group == 0, "moe_intermediate_size", c.expert_width,
+                             "must be a multiple of", "the FP4 group of experts", group));
+  }
   return Relation(c.yarn.original_positions <= c.max_context_tokens,
                   "original_max_position_embeddings", c.yarn.original_positions, "must not exceed",
                   "max_position_embeddings", c.max_context_tokens);
@@ -297,7 +335,9 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text) {
   ReadFixedChoices(keys);
   ReadRatios(keys, config);
   ReadYarn(keys, config);
-  ReadTokenIds(keys, root.get_object(), config);
+  ReadTokenIds(keys, config);
+  ReadQuantisation(keys, root.get_object(), config);
+  ReadExpertFormat(keys, root.get_object(), config);
   RETURN_IF_ERROR(keys.status());
   RETURN_IF_ERROR(CheckRelations(config));
   return config;
@@ -315,7 +355,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& directory) {
 }
 
 Numerics AutoNumerics(const ModelConfig& config) {
-  return config.has_quantization ? Numerics::kReference : Numerics::kPlain;
+  return config.is_quantised() ? Numerics::kReference : Numerics::kPlain;
 }
 
 std::vector<float> WindowFrequencies(const ModelConfig& config) {

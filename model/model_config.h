@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "runtime/cache_format.h"
+#include "runtime/weight_format.h"
 
 namespace lodestone {
 
@@ -57,12 +58,17 @@ struct ModelConfig {
 
   int32_t bos_id = 0;
   std::vector<int32_t> eos_ids;   // at least one
-  bool has_quantization = false;  // quantization_config is present
+
+  // Storage of matrices (docs/model.md 3.2): kBf16, or kFp8 with a quantization_config; those of
+  // routed experts also kFp4 (expert_dtype).
+  WeightFormat dense_format = WeightFormat::kBf16;
+  WeightFormat expert_format = WeightFormat::kBf16;
 
   int64_t ratio(int64_t layer) const { return compress_ratios[static_cast<size_t>(layer)]; }
   bool is_indexed(int64_t layer) const { return ratio(layer) == 4; }
   bool uses_hash_routing(int64_t layer) const { return layer < num_hash_layers; }
   int64_t heads_per_group() const { return num_heads / output_groups; }
+  bool is_quantised() const { return IsQuantised(dense_format) || IsQuantised(expert_format); }
 };
 
 // Reads the text of a config.json with the official key names. INVALID_ARGUMENT naming the key and
@@ -73,8 +79,8 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json);
 // ParseModelConfig of `directory`/config.json; NOT_FOUND if there is none. Errors name the file.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& directory);
 
-// What `--numerics auto` stands for: `reference` for a model trained with the vendor's FP8/FP4
-// steps, `plain` for others.
+// What `--numerics auto` stands for: `reference` for a model with FP8 or FP4 weights, which goes with
+// the vendor's other FP8/FP4 steps, `plain` for others.
 Numerics AutoNumerics(const ModelConfig& config);
 
 // Rotary frequencies [rope_dims / 2] in fp32 (docs/model.md 7.2): the plain table of window layers

@@ -30,12 +30,13 @@ int64_t NumElements(const TensorSpec& spec) {
   return count;
 }
 
-// Bytes of one tensor in memory.
+// Bytes of one tensor in memory, a matrix with its scales.
 int64_t StoredBytes(const TensorSpec& spec, const Ops& ops) {
   switch (spec.kind) {
     case Kind::kMatrix:
-      return RoundUp(
-          ops.PackedBytes(spec.dtype, spec.shape[0] / spec.groups, spec.shape[1], spec.groups));
+      return RoundUp(ops.PackedBytes(spec.matrix));
+    case Kind::kScale:
+      return 0;  // counted with its matrix
     case Kind::kTokenTable:
       return RoundUp(NumElements(spec) * BytesPerElement(DType::kI32));
     case Kind::kPlain:
@@ -64,6 +65,21 @@ absl::StatusOr<TensorView> Aligned(const TensorView& tensor, Buffer& copy) {
   return view;
 }
 
+// Whether one of the codes is NaN: no product can use it.
+absl::Status CheckCodes(const TensorView& tensor) {
+  const auto* bytes = tensor.as<const uint8_t>();
+  const int64_t count = tensor.num_elements();
+  int64_t bad = 0;
+  if (tensor.dtype == DType::kF8E4M3) {
+    for (int64_t i = 0; i < count; ++i) bad += (bytes[i] & 0x7f) == 0x7f ? 1 : 0;
+  } else if (tensor.dtype == DType::kF8E8M0) {
+    for (int64_t i = 0; i < count; ++i) bad += bytes[i] == 0xff ? 1 : 0;
+  }
+  if (bad == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError("has " + std::to_string(bad) + " NaN among " +
+                                    std::to_string(count) + " codes");
+}
+
 // i64 expert numbers of the file to i32, each in [0, num_experts).
 absl::Status NarrowTokenTable(const TensorView& source, int64_t num_experts, int32_t* out) {
   const auto* ids = source.as<const int64_t>();
@@ -84,16 +100,18 @@ class WeightPacker {
   WeightPacker(const ModelConfig& config, const Ops& ops, std::byte* memory)
       : config_(config), ops_(ops), next_(memory) {}
 
-  absl::Status Add(const TensorSpec& spec, const TensorView& source) {
+  // `scales`: of a quantised matrix.
+  absl::Status Add(const TensorSpec& spec, const TensorView& source, const TensorView& scales) {
     std::byte* const place = Take(StoredBytes(spec, ops_));
     switch (spec.kind) {
       case Kind::kMatrix: {
-        const int64_t bytes =
-            ops_.PackedBytes(spec.dtype, spec.shape[0] / spec.groups, spec.shape[1], spec.groups);
-        matrices_[spec.name] =
-            ops_.PackWeight(source, spec.groups, TensorView(place, DType::kU8, {bytes}));
+        RETURN_IF_ERROR(CheckCodes(source));
+        const TensorView packed(place, DType::kU8, {ops_.PackedBytes(spec.matrix)});
+        matrices_[spec.name] = ops_.PackWeight({spec.matrix, source, scales}, packed);
         return absl::OkStatus();
       }
+      case Kind::kScale:
+        return CheckCodes(source);
       case Kind::kTokenTable:
         plain_[spec.name] = PlainView(place, DType::kI32, spec.shape);
         return NarrowTokenTable(source, config_.num_experts, reinterpret_cast<int32_t*>(place));
@@ -241,7 +259,9 @@ absl::StatusOr<Weights> LoadWeights(const ModelConfig& config, const Checkpoint&
   for (const TensorSpec& spec : TensorInventory(config)) {
     Buffer copy;
     ASSIGN_OR_RETURN(const TensorView source, Aligned(checkpoint.Find(spec.name), copy));
-    const absl::Status added = packer.Add(spec, source);
+    const bool has_scales = spec.kind == Kind::kMatrix && IsQuantised(spec.matrix.format);
+    const TensorView scales = has_scales ? checkpoint.Find(ScaleName(spec.name)) : TensorView();
+    const absl::Status added = packer.Add(spec, source, scales);
     if (!added.ok()) {
       return absl::Status(added.code(), checkpoint.FileOf(spec.name) + ": tensor '" + spec.name +
                                             "' " + std::string(added.message()));

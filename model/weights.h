@@ -13,8 +13,9 @@
 
 namespace lodestone {
 
-// Shapes below are those of the checkpoint tensors [out, in]; a PackedWeight holds one in the
-// backend's own layout. Dims as in kernels/op_params.h.
+// Shapes below are those of the matrices [out, in]; a PackedWeight holds one in the backend's own
+// layout, in the format of the checkpoint: bf16 where nothing else is said, "dense" and "expert" are
+// ModelConfig::dense_format and expert_format. Dims as in kernels/op_params.h.
 
 struct HyperConnectionWeights {
   PackedWeight fn;   // f32 [M*(M+2), M*D]; final collapse: [M, M*D]
@@ -29,21 +30,21 @@ struct CompressorWeights {  // output width c; w = c * (ratio == 4 ? 2 : 1)
 };
 
 struct IndexerWeights {
-  PackedWeight wq_b;             // bf16 [H_i * d_i, R_q]
+  PackedWeight wq_b;             // dense [H_i * d_i, R_q]
   PackedWeight weights_proj;     // bf16 [H_i, D]
   CompressorWeights compressor;  // c = d_i
 };
 
 struct AttentionWeights {
   TensorView norm;               // bf16 [D]  attn_norm
-  PackedWeight wq_a;             // bf16 [R_q, D]
+  PackedWeight wq_a;             // dense [R_q, D]
   TensorView q_norm;             // bf16 [R_q]
-  PackedWeight wq_b;             // bf16 [H * d, R_q]
-  PackedWeight wkv;              // bf16 [d, D]
+  PackedWeight wq_b;             // dense [H * d, R_q]
+  PackedWeight wkv;              // dense [d, D]
   TensorView kv_norm;            // bf16 [d]
   TensorView sink;               // f32 [H]
-  PackedWeight wo_a;             // bf16 [G * R_o, H * d / G], G groups
-  PackedWeight wo_b;             // bf16 [D, G * R_o]
+  PackedWeight wo_a;             // dense [G * R_o, H * d / G], G groups
+  PackedWeight wo_b;             // dense [D, G * R_o]
   CompressorWeights compressor;  // c = d; layers of ratio 4 and 128
   IndexerWeights indexer;        // layers of ratio 4
 };

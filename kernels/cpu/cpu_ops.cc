@@ -17,12 +17,9 @@ class CpuOps final : public Ops {
 
   std::string_view name() const override { return name_; }
 
-  int64_t PackedBytes(DType dtype, int64_t n, int64_t k, int64_t groups) const override {
-    return cpu::PackedBytes(dtype, n, k, groups);
-  }
-  PackedWeight PackWeight(const TensorView& source, int64_t groups,
-                          const TensorView& packed) const override {
-    return cpu::PackWeight(source, groups, packed);
+  int64_t PackedBytes(const MatrixSpec& spec) const override { return cpu::PackedBytes(spec); }
+  PackedWeight PackWeight(const MatrixSource& source, const TensorView& packed) const override {
+    return cpu::PackWeight(source, packed);
   }
   void EmbedTokens(const EmbedTokensParams& params, Stream& stream) const override {
     CheckEmbedTokens(params);

@@ -1,16 +1,13 @@
 #include "kernels/cpu/gemm.h"
 
+#include <algorithm>
 #include <cstring>
 
-#include "base/logging.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/op_checks.h"
 
 namespace lodestone::cpu {
 namespace {
-
-int64_t PanelBytes(const PackedWeight& weight) {
-  return weight.k * kPanelOutputs * BytesPerElement(weight.dtype);
-}
 
 // One matrix into panels [ceil(n / 32)][k][32].
 template <typename T>
@@ -23,6 +20,52 @@ void PackGroup(const T* source, int64_t row_stride, int64_t n, int64_t k, T* pac
     for (int64_t i = 0; i < outputs; ++i) {
       const T* row = source + (panel * kPanelOutputs + i) * row_stride;
       for (int64_t j = 0; j < k; ++j) out[j * kPanelOutputs + i] = row[j];
+    }
+  }
+}
+
+// Outputs of panel `panel` of group `group`, [0, count): their codes and scales, slice by slice.
+void PackQuantisedPanel(const MatrixSource& source, int64_t group, int64_t panel, uint8_t* out) {
+  const MatrixSpec& spec = source.spec;
+  const int64_t count = std::min(kPanelOutputs, spec.n - panel * kPanelOutputs);
+  const int64_t slice_inputs = ScaledInputs(spec.format);
+  std::memset(out, 0, static_cast<size_t>(PanelBytes(spec.format, spec.k)));
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = group * spec.n + panel * kPanelOutputs + i;
+    const uint8_t* codes = source.values.row<uint8_t>(row);
+    const uint8_t* scales = source.scales.row<uint8_t>(row / ScaledOutputs(spec.format));
+    for (int64_t first = 0; first < spec.k; first += slice_inputs) {
+      uint8_t* slice = out + first / slice_inputs * PanelSliceBytes(spec.format);
+      slice[i] = scales[first / slice_inputs];
+      uint8_t* at = slice + kPanelOutputs;
+      const int64_t inputs = std::min(slice_inputs, spec.k - first);
+      if (spec.format == WeightFormat::kFp8) {
+        for (int64_t j = 0; j < inputs; ++j) at[j * kPanelOutputs + i] = codes[first + j];
+        continue;
+      }
+      const int64_t shift = i < 16 ? 0 : 4;
+      for (int64_t j = 0; j < inputs; ++j) {
+        const int code = codes[(first + j) / 2] >> (j % 2 * 4) & 15;
+        at[j * 16 + i % 16] |= static_cast<uint8_t>(code << shift);
+      }
+    }
+  }
+}
+
+void PackPanels(const MatrixSource& source, int64_t group, std::byte* out) {
+  const MatrixSpec& spec = source.spec;
+  const int64_t first_row = group * spec.n;
+  if (spec.format == WeightFormat::kBf16) {
+    PackGroup(source.values.row<uint16_t>(first_row), source.values.strides[0], spec.n, spec.k,
+              reinterpret_cast<uint16_t*>(out));
+  } else if (spec.format == WeightFormat::kF32) {
+    PackGroup(source.values.row<float>(first_row), source.values.strides[0], spec.n, spec.k,
+              reinterpret_cast<float*>(out));
+  } else {
+    const int64_t panel_bytes = PanelBytes(spec.format, spec.k);
+    for (int64_t panel = 0; panel < CeilDiv(spec.n, kPanelOutputs); ++panel) {
+      PackQuantisedPanel(source, group, panel,
+                         reinterpret_cast<uint8_t*>(out) + panel * panel_bytes);
     }
   }
 }
@@ -53,13 +96,13 @@ Split SplitGemm(int64_t rows, int64_t num_panels, int64_t groups, int64_t total_
 
 }  // namespace
 
-int64_t GemmNs(int64_t rows, int64_t n, int64_t k, bool w_bf16) {
+int64_t GemmNs(int64_t rows, int64_t n, int64_t k, WeightFormat format) {
   constexpr int64_t kFlopsPerNs = 100;
   constexpr int64_t kBytesPerNs = 25;
-  return std::max(2 * rows * n * k / kFlopsPerNs, n * k * (w_bf16 ? 2 : 4) / kBytesPerNs);
+  return std::max(2 * rows * n * k / kFlopsPerNs, StoredWeightBytes(format, n, k) / kBytesPerNs);
 }
 
-GemmArgs GemmOf(const TensorView& x, const PackedWeight& weight, int64_t group) {
+GemmArgs GemmOf(const TensorView& x, const PackedWeight& weight, int64_t group, bool round_fp8) {
   const int64_t x_offset = group * weight.k * BytesPerElement(x.dtype);
   const int64_t panels = CeilDiv(weight.n, kPanelOutputs);
   GemmArgs args;
@@ -67,43 +110,36 @@ GemmArgs GemmOf(const TensorView& x, const PackedWeight& weight, int64_t group) 
   args.x_bf16 = x.dtype == DType::kBf16;
   args.x_stride = x.strides[0];
   args.num_rows = x.shape[0];
-  args.panels = weight.data.as<std::byte>() + group * panels * PanelBytes(weight);
-  args.w_bf16 = weight.dtype == DType::kBf16;
+  args.panels = weight.data.as<std::byte>() + group * panels * PanelBytes(weight.format, weight.k);
+  args.format = weight.format;
+  args.round_x = round_fp8 && weight.rounds_inputs && IsQuantised(weight.format);
   args.n = weight.n;
   args.k = weight.k;
   return args;
 }
 
+void RunGemm(const SimdTable& simd, const GemmArgs& args) {
+  (IsQuantised(args.format) ? simd.gemm_quantised : simd.gemm)(args);
+}
+
 void SkipPanels(int64_t first_panel, GemmArgs* args) {
-  const int64_t panel_bytes = args->k * kPanelOutputs * (args->w_bf16 ? 2 : 4);
-  args->panels = static_cast<const std::byte*>(args->panels) + first_panel * panel_bytes;
+  args->panels = static_cast<const std::byte*>(args->panels) +
+                 first_panel * PanelBytes(args->format, args->k);
   args->n -= first_panel * kPanelOutputs;
 }
 
-int64_t PackedBytes(DType dtype, int64_t n, int64_t k, int64_t groups) {
-  return groups * RoundUp(n, kPanelOutputs) * k * BytesPerElement(dtype);
+int64_t PackedBytes(const MatrixSpec& spec) {
+  return spec.groups * CeilDiv(spec.n, kPanelOutputs) * PanelBytes(spec.format, spec.k);
 }
 
-PackedWeight PackWeight(const TensorView& source, int64_t groups, const TensorView& packed) {
-  CHECK(source.rank == 2 && groups >= 1 && source.shape[0] % groups == 0)
-      << "PackWeight: source is " << source.ShapeString() << " in " << groups << " groups";
-  CHECK(source.dtype == DType::kBf16 || source.dtype == DType::kF32)
-      << "PackWeight: source is " << source.ShapeString() << ", want BF16 or F32";
-  const int64_t n = source.shape[0] / groups;
-  const int64_t k = source.shape[1];
-  const int64_t num_bytes = PackedBytes(source.dtype, n, k, groups);
-  CHECK(packed.num_bytes() >= num_bytes)
-      << "PackWeight: packed has " << packed.num_bytes() << " bytes, want " << num_bytes;
+PackedWeight PackWeight(const MatrixSource& source, const TensorView& packed) {
+  const int64_t num_bytes = PackedBytes(source.spec);
+  CheckMatrixSource(source, packed, num_bytes);
+  const int64_t groups = source.spec.groups;
   for (int64_t g = 0; g < groups; ++g) {
-    std::byte* out = packed.as<std::byte>() + g * (num_bytes / groups);
-    if (source.dtype == DType::kBf16) {
-      PackGroup(source.row<uint16_t>(g * n), source.strides[0], n, k,
-                reinterpret_cast<uint16_t*>(out));
-    } else {
-      PackGroup(source.row<float>(g * n), source.strides[0], n, k, reinterpret_cast<float*>(out));
-    }
+    PackPanels(source, g, packed.as<std::byte>() + g * (num_bytes / groups));
   }
-  return {.data = packed, .n = n, .k = k, .groups = groups, .dtype = source.dtype};
+  return {source.spec, packed};
 }
 
 void Linear(const Context& context, const LinearParams& p, ThreadPool& pool) {
@@ -111,7 +147,7 @@ void Linear(const Context& context, const LinearParams& p, ThreadPool& pool) {
   const int64_t rows = p.x.shape[0];
   const int64_t num_panels = CeilDiv(weight.n, kPanelOutputs);
   const int64_t total_ns =
-      weight.groups * GemmNs(rows, weight.n, weight.k, weight.dtype == DType::kBf16);
+      weight.groups * GemmNs(rows, weight.n, weight.k, weight.format);
   const Split split = SplitGemm(rows, num_panels, weight.groups, total_ns, context.simd.row_block,
                                 pool.num_threads());
   if (rows == 0) return;
@@ -123,14 +159,15 @@ void Linear(const Context& context, const LinearParams& p, ThreadPool& pool) {
     const int64_t first_panel = task / row_tasks % panel_tasks * split.panels;
     const int64_t group = task / row_tasks / panel_tasks;
     GemmArgs args =
-        GemmOf(p.x.Rows(first_row, std::min(split.rows, rows - first_row)), weight, group);
+        GemmOf(p.x.Rows(first_row, std::min(split.rows, rows - first_row)), weight, group,
+               p.round_fp8);
     SkipPanels(first_panel, &args);
     args.n = std::min(args.n, split.panels * kPanelOutputs);
     const int64_t first_output = group * weight.n + first_panel * kPanelOutputs;
     args.out = p.out.as<std::byte>() + (first_row * p.out.strides[0] + first_output) * out_bytes;
     args.out_bf16 = p.out.dtype == DType::kBf16;
     args.out_stride = p.out.strides[0];
-    context.simd.gemm(args);
+    RunGemm(context.simd, args);
   };
   const int64_t num_tasks = row_tasks * panel_tasks * weight.groups;
   if (total_ns < 2 * kMinTaskNs) {

@@ -79,7 +79,7 @@ void HcPre(const Context& context, const HcPreParams& p, ThreadPool& pool) {
         p.comb.strides[0] == p.streams.shape[1] * p.streams.shape[1])
       << "HcPre: post and comb must be dense";
   const TensorView flat = FlatStreams(p.streams);
-  const int64_t token_ns = GemmNs(1, p.fn.n, p.fn.k, false) / 8 + p.fn.k / 4 + 300;
+  const int64_t token_ns = GemmNs(1, p.fn.n, p.fn.k, p.fn.format) / 8 + p.fn.k / 4 + 300;
   ForRanges(pool, p.streams.shape[0], token_ns, 4, [&](int64_t first, int64_t count) {
     GemmArgs args = GemmOf(flat.Rows(first, count), p.fn, 0);
     float* mix = p.scratch.as<float>() + first * p.fn.n;

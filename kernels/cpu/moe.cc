@@ -185,7 +185,7 @@ class ExpertBlock {
     int64_t total_ns = 0;
     for (int64_t i = 0; i < num_tasks_; ++i) {
       total_ns += matrices * GemmNs(tasks_[i].count, sizes_.width, sizes_.hidden,
-                                    p_.routed[0].w1.dtype == DType::kBf16);
+                                    p_.routed[0].w1.format);
     }
     const int64_t count = num_tasks_ * parts;
     if (total_ns < 2 * kMinTaskNs) {
@@ -213,28 +213,28 @@ class ExpertBlock {
   }
   void Product(const PackedWeight& weight, const ExpertRows& rows, int64_t first_panel, int64_t n,
                float* out) const {
-    GemmArgs args = GemmOf(p_.x, weight, 0);
+    GemmArgs args = GemmOf(p_.x, weight, 0, p_.round_fp8);
     SkipPanels(first_panel, &args);
     args.n = n;
     args.rows = token_ + rows.first;
     args.num_rows = rows.count;
     args.out = out;
     args.out_stride = kGatePanels * kPanelOutputs;
-    simd_.gemm(args);
+    RunGemm(simd_, args);
   }
 
   void Down(const ExpertRows& rows, int64_t part) const {
     const int64_t first_panel = part * 2 * kGatePanels;
     const TensorView inner(inner_ + rows.first * sizes_.width * element_bytes(), p_.x.dtype,
                            {rows.count, sizes_.width});
-    GemmArgs args = GemmOf(inner, Weights(rows.expert).w2, 0);
+    GemmArgs args = GemmOf(inner, Weights(rows.expert).w2, 0, p_.round_fp8);
     SkipPanels(first_panel, &args);
     args.n = std::min(args.n, 2 * kGatePanels * kPanelOutputs);
     args.out =
         result_ + (rows.first * sizes_.hidden + first_panel * kPanelOutputs) * element_bytes();
     args.out_bf16 = bf16_;
     args.out_stride = sizes_.hidden;
-    simd_.gemm(args);
+    RunGemm(simd_, args);
   }
 
   void Combine(int64_t t) const {
@@ -269,7 +269,7 @@ void MoeRoute(const Context& context, const MoeRouteParams& p, ThreadPool& pool)
   const int64_t num_experts = p.gate.n;
   CHECK(num_experts <= kMaxExperts)
       << "model has " << num_experts << " experts, limit is " << kMaxExperts;
-  const int64_t token_ns = GemmNs(1, num_experts, p.x.shape[1], true) / 4 + 30 * num_experts;
+  const int64_t token_ns = GemmNs(1, num_experts, p.x.shape[1], p.gate.format) / 4 + 30 * num_experts;
   ForRanges(pool, p.x.shape[0], token_ns, 1, [&](int64_t first, int64_t count) {
     alignas(64) float products[16 * kMaxExperts];
     const int64_t rows = std::min<int64_t>(kRouteRows, 16 * kMaxExperts / num_experts);
@@ -277,7 +277,7 @@ void MoeRoute(const Context& context, const MoeRouteParams& p, ThreadPool& pool)
       GemmArgs args = GemmOf(p.x.Rows(t, std::min(rows, first + count - t)), p.gate, 0);
       args.out = products;
       args.out_stride = num_experts;
-      context.simd.gemm(args);
+      RunGemm(context.simd, args);
       for (int64_t r = 0; r < args.num_rows; ++r) {
         float scores[2 * kMaxExperts];  // then the biased ones
         std::copy_n(products + r * num_experts, num_experts, scores);

@@ -128,6 +128,39 @@ LODESTONE_SIMD __m256 WidenBf16Half(const uint16_t* p) {
 LODESTONE_SIMD F32x16 LoadBf16(const uint16_t* p) {
   return {WidenBf16Half(p), WidenBf16Half(p + 8)};
 }
+// Sixteen e4m3 codes times 2^-8. With their bits placed as those of fp16 (whose exponent has one bit
+// more, and another bias) the processor's own conversion is exact, subnormals included. NaN codes
+// give numbers.
+LODESTONE_SIMD F32x16 LoadE4m3(const uint8_t* p) {
+  const __m256i codes =
+      _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(codes, 7),
+                                          _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+          _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
+// Sixteen e2m1 codes times 2: the low nibbles of 16 bytes (half 0) or the high ones (half 1).
+LODESTONE_SIMD __m128i TwiceE2m1(const uint8_t* p, int64_t half) {
+  const __m128i table = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m128i codes = _mm_srl_epi16(bytes, _mm_cvtsi32_si128(static_cast<int>(half * 4)));
+  return _mm_shuffle_epi8(table, _mm_and_si128(codes, _mm_set1_epi8(15)));
+}
+LODESTONE_SIMD F32x16 LoadE2m1(const uint8_t* p, int64_t half) {
+  const __m128i values = TwiceE2m1(p, half);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(values)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(values, 8)))};
+}
+// Sixteen E8M0 bytes as powers of two, byte 0 (a subnormal) included. REQUIRES: none is 255.
+LODESTONE_SIMD __m256 WidenE8m0Half(const uint8_t* p) {
+  const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m256i bits =
+      _mm256_max_epi32(_mm256_slli_epi32(codes, 23), _mm256_set1_epi32(0x00400000));
+  return _mm256_castsi256_ps(bits);
+}
+LODESTONE_SIMD F32x16 LoadE8m0(const uint8_t* p) {
+  return {WidenE8m0Half(p), WidenE8m0Half(p + 8)};
+}
 LODESTONE_SIMD void StoreHighHalves(uint16_t* p, I32x16 a) {
   const __m256i packed =
       _mm256_packus_epi32(_mm256_srli_epi32(a.lo, 16), _mm256_srli_epi32(a.hi, 16));

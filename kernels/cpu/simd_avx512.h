@@ -72,6 +72,30 @@ LODESTONE_SIMD F32x16 LoadBf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
 }
+// Sixteen e4m3 codes times 2^-8. With their bits placed as those of fp16 (whose exponent has one bit
+// more, and another bias) the processor's own conversion is exact, subnormals included. NaN codes
+// give numbers.
+LODESTONE_SIMD F32x16 LoadE4m3(const uint8_t* p) {
+  const __m256i codes =
+      _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(codes, 7),
+                                          _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+  return {_mm512_cvtph_ps(halves)};
+}
+// Sixteen e2m1 codes times 2: the low nibbles of 16 bytes (half 0) or the high ones (half 1).
+LODESTONE_SIMD F32x16 LoadE2m1(const uint8_t* p, int64_t half) {
+  const __m128i table = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m128i codes = _mm_srl_epi16(bytes, _mm_cvtsi32_si128(static_cast<int>(half * 4)));
+  const __m128i values = _mm_shuffle_epi8(table, _mm_and_si128(codes, _mm_set1_epi8(15)));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(values))};
+}
+// Sixteen E8M0 bytes as powers of two, byte 0 (a subnormal) included. REQUIRES: none is 255.
+LODESTONE_SIMD F32x16 LoadE8m0(const uint8_t* p) {
+  const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {_mm512_castsi512_ps(
+      _mm512_max_epi32(_mm512_slli_epi32(codes, 23), _mm512_set1_epi32(0x00400000)))};
+}
 LODESTONE_SIMD void StoreHighHalves(uint16_t* p, I32x16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm512_cvtepi32_epi16(_mm512_srli_epi32(a.v, 16)));

@@ -6,6 +6,8 @@
 namespace lodestone::LODESTONE_SIMD_NAMESPACE {
 
 void Gemm(const cpu::GemmArgs& args);
+// The same for kFp8 and kFp4 weights.
+void GemmQuantised(const cpu::GemmArgs& args);
 float FmaLoop(int64_t iterations);
 float ReadLoop(const float* data, int64_t n);
 

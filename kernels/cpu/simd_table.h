@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "runtime/weight_format.h"
+
 // The arithmetic of the CPU ops, once per instruction set (*_simd.cc), behind plain pointers. The
 // files of this folder that are compiled once split an op into tasks, find the rows and call these.
 // `bf16` says whether an activation row is bf16 or fp32. Functions use no memory but their stack
@@ -15,8 +17,21 @@ inline constexpr int64_t kKeyBlock = 4;       // keys that are scored together
 inline constexpr int64_t kMaxStreams = 8;     // residual streams M
 inline constexpr int64_t kMaxPooledTokens = 128;
 
-// out[r, i] = sum_j x[rows[r], j] * weight[i, j], j ascending, one fused multiply-add per term.
-// Weight panels: [ceil(n / 32)][k][32], outputs beyond n are zero.
+// Bytes of one slice of a panel of quantised weights: 32 scale bytes, one for each output, then the
+// codes of ScaledInputs inputs: kFp8 [input][32]; kFp4 [input][16], byte i holds output i (low
+// nibble) and output 16 + i. Outputs and inputs beyond the matrix are zeros.
+constexpr int64_t PanelSliceBytes(WeightFormat format) {
+  return kPanelOutputs +
+         ScaledInputs(format) * kPanelOutputs / (format == WeightFormat::kFp4 ? 2 : 1);
+}
+// Bytes of one panel with k inputs. kBf16 and kF32: [k][32]; quantised: slices one after another.
+constexpr int64_t PanelBytes(WeightFormat format, int64_t k) {
+  if (IsQuantised(format)) return ScaleColumns(format, k) * PanelSliceBytes(format);
+  return k * kPanelOutputs * BytesPerElement(ValueType(format));
+}
+
+// out[r, i] = sum_j x[rows[r], j] * weight[i, j], in the order that LinearParams says.
+// Weight panels: [ceil(n / 32)], outputs beyond n are zero.
 struct GemmArgs {
   const void* x = nullptr;
   bool x_bf16 = false;
@@ -24,7 +39,8 @@ struct GemmArgs {
   const int32_t* rows = nullptr;  // row numbers of x; null: 0, 1, ..
   int64_t num_rows = 0;
   const void* panels = nullptr;
-  bool w_bf16 = false;
+  WeightFormat format = WeightFormat::kBf16;
+  bool round_x = false;  // Q8 of x in groups of 128; quantised weights only
   int64_t n = 0;
   int64_t k = 0;
   void* out = nullptr;
@@ -121,6 +137,7 @@ struct SimdTable {
   const char* name;
   int64_t row_block;  // rows of one GEMM register tile
   void (*gemm)(const GemmArgs& args);
+  void (*gemm_quantised)(const GemmArgs& args);
   void (*widen)(const void* x, bool bf16, int64_t n, float* out);
   void (*narrow)(const float* x, int64_t n, bool bf16, void* out);
   float (*sum_squares)(const void* x, bool bf16, int64_t n);

@@ -15,6 +15,7 @@ const cpu::SimdTable kTable = {
     .name = LODESTONE_TEXT(LODESTONE_SIMD_NAMESPACE),
     .row_block = kGemmRowBlock,
     .gemm = Gemm,
+    .gemm_quantised = GemmQuantised,
     .widen = Widen,
     .narrow = Narrow,
     .sum_squares = SumSquares,

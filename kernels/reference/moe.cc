@@ -42,11 +42,11 @@ std::vector<int32_t> ChooseExperts(const MoeRouteParams& p, int64_t t,
 // One expert over some rows of x [rows, D]; row_weight scales the activation before w2.
 class Expert {
  public:
-  Expert(const ExpertWeights& weights, float limit, DType act)
-      : w1_(weights.w1),
-        w3_(weights.w3),
-        w2_(weights.w2),
-        limit_(limit),
+  Expert(const ExpertWeights& weights, const MoeExpertsParams& p, DType act)
+      : w1_(weights.w1, p.round_fp8),
+        w3_(weights.w3, p.round_fp8),
+        w2_(weights.w2, p.round_fp8),
+        limit_(p.limit),
         act_(act),
         gate_(weights.w1.n),
         up_(weights.w1.n) {}
@@ -120,11 +120,11 @@ void MoeExperts(const MoeExpertsParams& p) {
       }
     }
     if (uses.empty()) continue;
-    Expert expert(p.routed[e], p.limit, act);
+    Expert expert(p.routed[e], p, act);
     for (const auto& [token, weight] : uses) add(expert, token, weight);
   }
   if (p.shared != nullptr) {
-    Expert expert(*p.shared, p.limit, act);
+    Expert expert(*p.shared, p, act);
     for (int64_t t = 0; t < num_tokens; ++t) add(expert, t, 1.0f);
   }
   for (int64_t t = 0; t < num_tokens; ++t) {

@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "base/logging.h"
 #include "kernels/op_checks.h"
 #include "kernels/ops.h"
 
@@ -14,11 +13,8 @@ class ReferenceOps final : public Ops {
  public:
   std::string_view name() const override { return "reference"; }
 
-  int64_t PackedBytes(DType dtype, int64_t n, int64_t k, int64_t groups) const override {
-    return groups * n * k * BytesPerElement(dtype);
-  }
-  PackedWeight PackWeight(const TensorView& source, int64_t groups,
-                          const TensorView& packed) const override;
+  int64_t PackedBytes(const MatrixSpec& spec) const override;
+  PackedWeight PackWeight(const MatrixSource& source, const TensorView& packed) const override;
 
   void EmbedTokens(const EmbedTokensParams& params, Stream&) const override {
     CheckEmbedTokens(params);
@@ -98,28 +94,25 @@ class ReferenceOps final : public Ops {
   }
 };
 
-// The packed form is the row-major matrix itself.
-PackedWeight ReferenceOps::PackWeight(const TensorView& source, int64_t groups,
-                                      const TensorView& packed) const {
-  CHECK(source.rank == 2 && groups >= 1 && source.shape[0] % groups == 0)
-      << "PackWeight: source is " << source.ShapeString() << " in " << groups << " groups";
-  CHECK(source.dtype == DType::kBf16 || source.dtype == DType::kF32)
-      << "PackWeight: source is " << source.ShapeString() << ", want BF16 or F32";
-  const int64_t rows = source.shape[0];
-  const int64_t k = source.shape[1];
-  const int64_t row_bytes = k * BytesPerElement(source.dtype);
-  CHECK(packed.num_bytes() >= rows * row_bytes)
-      << "PackWeight: packed has " << packed.num_bytes() << " bytes, want " << rows * row_bytes;
-  for (int64_t i = 0; i < rows; ++i) {
-    const std::byte* row =
-        source.as<std::byte>() + i * source.strides[0] * BytesPerElement(source.dtype);
-    std::memcpy(packed.as<std::byte>() + i * row_bytes, row, static_cast<size_t>(row_bytes));
-  }
-  return {.data = TensorView(packed.data, source.dtype, {rows, k}),
-          .n = rows / groups,
-          .k = k,
-          .groups = groups,
-          .dtype = source.dtype};
+int64_t ReferenceOps::PackedBytes(const MatrixSpec& spec) const {
+  return StoredWeightBytes(spec.format, spec.groups * spec.n, spec.k);
+}
+
+// The packed form is the row-major matrix itself, then its scales.
+PackedWeight ReferenceOps::PackWeight(const MatrixSource& source, const TensorView& packed) const {
+  CheckMatrixSource(source, packed, PackedBytes(source.spec));
+  std::byte* out = packed.as<std::byte>();
+  const auto append = [&out](const TensorView& view) {
+    const int64_t element = BytesPerElement(view.dtype);
+    for (int64_t i = 0; i < view.shape[0]; ++i) {
+      std::memcpy(out, view.as<std::byte>() + i * view.strides[0] * element,
+                  static_cast<size_t>(view.shape[1] * element));
+      out += view.shape[1] * element;
+    }
+  };
+  append(source.values);
+  if (IsQuantised(source.spec.format)) append(source.scales);
+  return {source.spec, packed};
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ TEST(ModelConfigTest, ReadsTheBundledModel) {
   EXPECT_EQ(config->index_top_k, 64);
   EXPECT_EQ(config->max_context_tokens, 1048576);
   EXPECT_EQ(config->eos_ids, std::vector<int32_t>{1});
-  EXPECT_FALSE(config->has_quantization);
+  EXPECT_FALSE(config->is_quantised());
   EXPECT_EQ(AutoNumerics(*config), Numerics::kPlain);
 }
 

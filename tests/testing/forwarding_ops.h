@@ -13,12 +13,9 @@ class ForwardingOps : public Ops {
   explicit ForwardingOps(const Ops& inner) : inner_(inner) {}
 
   std::string_view name() const override { return inner_.name(); }
-  int64_t PackedBytes(DType dtype, int64_t n, int64_t k, int64_t groups) const override {
-    return inner_.PackedBytes(dtype, n, k, groups);
-  }
-  PackedWeight PackWeight(const TensorView& source, int64_t groups,
-                          const TensorView& packed) const override {
-    return inner_.PackWeight(source, groups, packed);
+  int64_t PackedBytes(const MatrixSpec& spec) const override { return inner_.PackedBytes(spec); }
+  PackedWeight PackWeight(const MatrixSource& source, const TensorView& packed) const override {
+    return inner_.PackWeight(source, packed);
   }
   void EmbedTokens(const EmbedTokensParams& params, Stream& stream) const override {
     inner_.EmbedTokens(params, stream);

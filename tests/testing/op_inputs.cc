@@ -10,6 +10,7 @@
 #include "base/logging.h"
 #include "kernels/numeric/bf16.h"
 #include "kernels/numeric/row_codec.h"
+#include "kernels/numeric/weight_codec.h"
 
 namespace lodestone {
 namespace {
@@ -144,11 +145,47 @@ HostTensor Random(DType dtype, std::initializer_list<int64_t> dims, uint32_t see
 
 PackedTensor Pack(const Ops& ops, const HostTensor& source, int64_t groups) {
   const TensorView& view = source.view();
+  const MatrixSpec spec{
+      .format = view.dtype == DType::kF32 ? WeightFormat::kF32 : WeightFormat::kBf16,
+      .n = view.shape[0] / groups,
+      .k = view.shape[1],
+      .groups = groups};
+  return Pack(ops, {spec, view, {}});
+}
+
+PackedTensor Pack(const Ops& ops, const MatrixSource& source) {
   PackedTensor result;
-  result.packed = HostTensor(
-      DType::kU8, {ops.PackedBytes(view.dtype, view.shape[0] / groups, view.shape[1], groups)});
-  result.weight = ops.PackWeight(view, groups, result.packed);
+  result.packed = HostTensor(DType::kU8, {ops.PackedBytes(source.spec)});
+  result.weight = ops.PackWeight(source, result.packed);
   return result;
+}
+
+QuantisedTensor::QuantisedTensor(const MatrixSpec& matrix, uint32_t seed, InputKind kind,
+                                 float factor)
+    : spec(matrix) {
+  const int64_t rows = spec.groups * spec.n, k = spec.k;
+  values = HostTensor(ValueType(spec.format), {rows, ValueColumns(spec.format, k)});
+  scales = HostTensor(DType::kF8E8M0, {ScaleRows(spec.format, rows), ScaleColumns(spec.format, k)});
+  const HostTensor numbers = Random(DType::kF32, {rows, k}, seed, kind, factor);
+  const int64_t step = ScaledOutputs(spec.format);
+  for (int64_t row = 0; row < rows; row += step) {
+    const float* from = numbers.view().row<float>(row);
+    uint8_t* codes = values.view().row<uint8_t>(row);
+    uint8_t* scale = scales.view().row<uint8_t>(row / step);
+    if (spec.format == WeightFormat::kFp8) {
+      EncodeFp8Rows(from, std::min(step, rows - row), k, codes, scale);
+    } else {
+      EncodeFp4Row(from, k, codes, scale);
+    }
+  }
+}
+
+HostTensor QuantisedTensor::Widened() const {
+  HostTensor numbers(DType::kF32, {spec.groups * spec.n, spec.k});
+  for (int64_t row = 0; row < spec.groups * spec.n; ++row) {
+    WidenWeightRow(source(), row, numbers.view().row<float>(row));
+  }
+  return numbers;
 }
 
 TestBatch::TestBatch(const std::vector<BatchPart>& parts, uint32_t seed) {

@@ -76,6 +76,19 @@ struct PackedTensor {
 };
 PackedTensor Pack(const Ops& ops, const HostTensor& source, int64_t groups = 1);
 
+// A matrix [groups * n, k] in a quantised format, encoded from random numbers of the given kind.
+struct QuantisedTensor {
+  QuantisedTensor(const MatrixSpec& spec, uint32_t seed, InputKind kind = InputKind::kNormal,
+                  float factor = 1.0f);
+  MatrixSource source() const { return {spec, values, scales}; }
+  // The numbers that the codes stand for, kF32 [groups * n, k].
+  HostTensor Widened() const;
+
+  MatrixSpec spec;
+  HostTensor values, scales;
+};
+PackedTensor Pack(const Ops& ops, const MatrixSource& source);
+
 // A part of one sequence: tokens [first_position, first_position + num_tokens).
 struct BatchPart {
   int64_t first_position = 0;
