@@ -102,6 +102,7 @@ ModelRunner::ModelRunner(const LoadedModel& model, const Ops& ops, const FormatC
       num_seqs_(limits.num_seqs),
       pages_per_seq_((limits.max_context + kPageTokens - 1) / kPageTokens),
       max_tokens_(limits.max_tokens),
+      unwritten_(limits.unwritten),
       pages_(static_cast<size_t>(num_seqs_ * pages_per_seq_)),
       lengths_(static_cast<size_t>(num_seqs_), 0),
       transformer_(model.config, model.weights, ops, formats),
@@ -120,6 +121,17 @@ ModelRunner::ModelRunner(const LoadedModel& model, const Ops& ops, const FormatC
   }
 }
 
+void ModelRunner::FillUnwritten(const HostTensor& memory) const {
+  if (unwritten_ == UnwrittenMemory::kNaN) std::memset(memory.view().data, 0xff, memory.size());
+}
+
+std::unique_ptr<TestRowStore> ModelRunner::MakeRows(int64_t blocks, int64_t rows,
+                                                    RowBytes bytes) const {
+  auto store = std::make_unique<TestRowStore>(blocks, rows, bytes);
+  FillUnwritten(store->memory);
+  return store;
+}
+
 ModelRunner::LayerCache ModelRunner::MakeLayerCache(int64_t layer) const {
   const ModelConfig& c = model_.config;
   const int64_t ratio = c.ratio(layer);
@@ -128,19 +140,19 @@ ModelRunner::LayerCache ModelRunner::MakeLayerCache(int64_t layer) const {
   constexpr float kUnwritten = -std::numeric_limits<float>::infinity();
   const RowBytes latent = LatentRowBytes(formats_.kv, c.head_dim, c.rope_dims);
   LayerCache cache;
-  cache.ring = std::make_unique<TestRowStore>(slots, c.window, latent);
+  cache.ring = MakeRows(slots, c.window, latent);
   cache.view.ring = cache.ring->store;
   if (ratio == 0) return cache;
   const int64_t rows = ratio == 4 ? 8 : ratio;
   const int64_t width = c.head_dim * (ratio == 4 ? 2 : 1);
-  cache.entries = std::make_unique<TestRowStore>(pages, kPageTokens / ratio, latent);
+  cache.entries = MakeRows(pages, kPageTokens / ratio, latent);
   cache.state_kv = FilledState(slots, rows, width, 0);
   cache.state_score = FilledState(slots, rows, width, kUnwritten);
   cache.view.entries = cache.entries->store;
   cache.view.state = {cache.state_kv, cache.state_score};
   if (ratio != 4) return cache;
-  cache.index_keys = std::make_unique<TestRowStore>(
-      pages, kPageTokens / ratio, IndexKeyRowBytes(formats_.index_key, c.index_head_dim));
+  cache.index_keys = MakeRows(pages, kPageTokens / ratio,
+                              IndexKeyRowBytes(formats_.index_key, c.index_head_dim));
   cache.index_state_kv = FilledState(slots, rows, 2 * c.index_head_dim, 0);
   cache.index_state_score = FilledState(slots, rows, 2 * c.index_head_dim, kUnwritten);
   cache.view.index_keys = cache.index_keys->store;
@@ -197,6 +209,7 @@ std::vector<float> ModelRunner::Feed(std::span<const Part> parts, const ForwardP
       .logit_rows = row_tensor,
       .logits = logits,
       .probe = probe};
+  FillUnwritten(workspace_);
   transformer_.Forward(
       args, {workspace_.view().as<std::byte>(), static_cast<size_t>(workspace_.size())}, stream_);
   CHECK(stream_.Synchronize().ok());

@@ -32,6 +32,9 @@ struct LoadedModel {
 std::string MiniDirectory();
 std::string NeedleDirectory();
 
+// What is in memory that nobody has written: workspace before each pass, cache rows at the start.
+enum class UnwrittenMemory { kZero, kNaN };
+
 // Runs a model without engine and kvcache: each sequence has a slot and pages of its own in plain
 // tensors, slots in reverse and pages in shuffled order, so that mixing them up shows.
 class ModelRunner {
@@ -41,6 +44,7 @@ class ModelRunner {
     int64_t max_context = 0;
     int64_t max_tokens = 0;  // of one pass
     int num_threads = 2;
+    UnwrittenMemory unwritten = UnwrittenMemory::kZero;
   };
 
   // `ops` may differ from model.ops as long as it keeps weights alike (a wrapper around it, say).
@@ -88,6 +92,9 @@ class ModelRunner {
   };
 
   LayerCache MakeLayerCache(int64_t layer) const;
+  std::unique_ptr<TestRowStore> MakeRows(int64_t blocks, int64_t rows, RowBytes bytes) const;
+  // 0xff throughout, which is NaN in every format, under UnwrittenMemory::kNaN.
+  void FillUnwritten(const HostTensor& memory) const;
   int64_t Slot(int64_t seq) const { return num_seqs_ - seq; }  // slot 0 stays unused
   RowPlace PlaceOfEntry(int64_t seq, int64_t entry, int64_t ratio) const;
 
@@ -96,6 +103,7 @@ class ModelRunner {
   const int64_t num_seqs_;
   const int64_t pages_per_seq_;
   const int64_t max_tokens_;
+  const UnwrittenMemory unwritten_;
   std::vector<int32_t> pages_;  // [num_seqs, pages_per_seq]
   std::vector<LayerCache> caches_;
   std::vector<LayerCacheView> views_;
