@@ -15,8 +15,8 @@ const LoadedModel& TestModel(const std::string& model, const std::string& backen
   static std::map<std::string, std::unique_ptr<LoadedModel>> models;
   std::unique_ptr<LoadedModel>& loaded = models[model + "/" + backend];
   if (loaded == nullptr) {
-    loaded = std::make_unique<LoadedModel>(model == "mini" ? MiniDirectory() : NeedleDirectory(),
-                                           TestBackend(backend));
+    loaded = std::make_unique<LoadedModel>(
+        model == "needle-tiny" ? NeedleDirectory() : GoldenPath(model), TestBackend(backend));
   }
   return *loaded;
 }

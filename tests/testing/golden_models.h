@@ -16,7 +16,8 @@ inline constexpr FormatChoice kExactFormats{Numerics::kExact, KvFormat::kF32, In
 // "cpu" or "reference"; lives until the process ends.
 const Ops& TestBackend(const std::string& name);
 
-// "mini" or "needle-tiny", loaded once for each backend; lives until the process ends.
+// "mini", "reference/mini-fp8" or "needle-tiny", loaded once for each backend; lives until the
+// process ends.
 const LoadedModel& TestModel(const std::string& model, const std::string& backend);
 
 // The file with the golden values of `model` for a prompt of this length, read once.
