@@ -27,6 +27,7 @@ struct Action {
   ActionKind kind = ActionKind::kError;
   absl::StatusCode code = absl::StatusCode::kUnavailable;
   std::chrono::milliseconds delay{0};
+  int64_t passes_left = 0;
   int64_t hits_left = std::numeric_limits<int64_t>::max();
   int64_t num_hits = 0;
 };
@@ -58,18 +59,25 @@ std::optional<std::string_view> Argument(std::string_view action, std::string_vi
   return action.substr(1, action.size() - 2);
 }
 
+// Moves the number in front of `mark` from `text` to `count`; leaves both if there is no mark.
+absl::Status TakeCount(std::string_view& text, char mark, int64_t& count) {
+  const size_t at = text.find(mark);
+  if (at == text.npos) return absl::OkStatus();
+  const char* end = text.data() + at;
+  const auto [stop, error] = std::from_chars(text.data(), end, count);
+  if (error != std::errc() || stop != end || count < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "failpoint action '", std::string(text), "' has no count before '", std::string(1, mark), "'"));
+  }
+  text.remove_prefix(at + 1);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Action> ParseAction(std::string_view text) {
   Action action;
   std::string_view verb = text;
-  if (const size_t star = text.find('*'); star != text.npos) {
-    const char* end = text.data() + star;
-    const auto [stop, error] = std::from_chars(text.data(), end, action.hits_left);
-    if (error != std::errc() || stop != end || action.hits_left < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("failpoint action '", std::string(text), "' has no count before '*'"));
-    }
-    verb = text.substr(star + 1);
-  }
+  RETURN_IF_ERROR(TakeCount(verb, '+', action.passes_left));
+  RETURN_IF_ERROR(TakeCount(verb, '*', action.hits_left));
   if (verb == "crash") {
     action.kind = ActionKind::kCrash;
   } else if (const auto code = Argument(verb, "error")) {
@@ -80,7 +88,7 @@ absl::StatusOr<Action> ParseAction(std::string_view text) {
   } else {
     return absl::InvalidArgumentError(
         absl::StrCat("failpoint action '", std::string(text),
-                     "' is none of error(CODE), delay(TIME), crash, with N* in front or not"));
+                     "' is none of error(CODE), delay(TIME), crash, with M+ or N* in front or not"));
   }
   return action;
 }
@@ -96,10 +104,16 @@ std::optional<Action> TakeAction(std::string_view name) {
   Table& table = GetTable();
   MutexLock lock(&table.mutex);
   const auto found = table.actions.find(name);
-  if (found == table.actions.end() || found->second.hits_left == 0) return std::nullopt;
-  --found->second.hits_left;
-  ++found->second.num_hits;
-  return found->second;
+  if (found == table.actions.end()) return std::nullopt;
+  Action& action = found->second;
+  if (action.passes_left > 0) {
+    --action.passes_left;
+    return std::nullopt;
+  }
+  if (action.hits_left == 0) return std::nullopt;
+  --action.hits_left;
+  ++action.num_hits;
+  return action;
 }
 
 }  // namespace

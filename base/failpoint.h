@@ -3,10 +3,11 @@
 //   RETURN_IF_ERROR(FAILPOINT("kvtransfer.send"));
 //
 // FAILPOINT is a constant OK unless the build has -DLODESTONE_FAILPOINTS=ON (default for every
-// build type but Release). A point does nothing until it is armed, by Arm() or by
+// build type but Release). Test binaries have them in every build (lodestone_failpoints in
+// cmake/LodestoneTargets.cmake). A point does nothing until it is armed, by Arm() or by
 //   LODESTONE_FAILPOINTS="name=error(UNAVAILABLE);other=delay(200ms);third=2*crash"
 // Actions: error(CODE): that status; delay(TIME): sleeps, then OK; crash: SIGKILL to the process.
-// "N*" in front: only the first N hits, later ones pass.
+// In front "N*": only N hits act, later ones pass; "M+": the first M hits pass: "20+1*crash".
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@
 
 namespace lodestone {
 
-inline constexpr bool kFailpointsEnabled =
+// Of this source file: test binaries may have both.
+constexpr bool kFailpointsEnabled =
 #ifdef LODESTONE_FAILPOINTS_ENABLED
     true;
 #else

@@ -13,6 +13,7 @@ namespace lodestone {
 
 // In the order of construction; destroyed in reverse.
 struct DecodeProcess::Parts {
+  std::shared_ptr<Waker> waker = std::make_shared<Waker>();
   std::unique_ptr<WorkerHost> host;
   std::unique_ptr<GrpcLinkService> links;
   std::unique_ptr<TcpListener> data;
@@ -42,8 +43,10 @@ absl::StatusOr<std::unique_ptr<DecodeProcess>> DecodeProcess::Start(const Decode
                                                    std::move(options), config.metrics_port));
   WorkerHost& host = *parts->host;
   Engine& engine = host.engine();
-  parts->links = std::make_unique<GrpcLinkService>();
-  ASSIGN_OR_RETURN(parts->data, TcpListener::Start(config.worker.bind, data_port));
+  const auto wake = [waker = parts->waker] { waker->Wake(); };
+  parts->links = std::make_unique<GrpcLinkService>(LinkTimes{}, wake);
+  ASSIGN_OR_RETURN(parts->data,
+                   TcpListener::Start(config.worker.bind, data_port, LinkTimes{}, wake));
   ASSIGN_OR_RETURN(parts->receiver,
                    MakeReceiver({.instance = host.instance(),
                                  .layout = engine.layout(),
@@ -63,7 +66,8 @@ absl::StatusOr<std::unique_ptr<DecodeProcess>> DecodeProcess::Start(const Decode
                           .clock = RealClock(),
                           .board = &host.board(),
                           .metrics = &host.metrics(),
-                          .drain_timeout = config.worker.drain_timeout});
+                          .drain_timeout = config.worker.drain_timeout,
+                          .waker = parts->waker});
   parts->service = std::make_unique<DecodeService>(parts->worker.get());
   RETURN_IF_ERROR(host.Serve(config.grpc_port, {parts->service.get(), parts->links.get()}));
   return std::unique_ptr<DecodeProcess>(new DecodeProcess(std::move(parts)));
@@ -77,9 +81,11 @@ absl::Status DecodeProcess::Run(const std::function<bool()>& end_requested) {
 
 std::string DecodeProcess::ListeningLine() const {
   return "listening grpc=" + std::to_string(parts_->host->grpc_port()) +
-         " data=" + std::to_string(parts_->data->port()) +
+         " data=" + std::to_string(data_port()) +
          " metrics=" + std::to_string(parts_->host->metrics_port());
 }
+
+int DecodeProcess::data_port() const { return parts_->data->port(); }
 
 WorkerHost& DecodeProcess::host() { return *parts_->host; }
 

@@ -215,6 +215,11 @@ void DecodeScheduler::Abandon(LeaseId lease, const absl::Status& why) {
   End(lease, ErrorEvent(lease, why), std::string(why.message()));
 }
 
+bool DecodeScheduler::Expects(LeaseId lease) const {
+  const auto found = requests_.find(lease);
+  return found != requests_.end() && found->second.sequence == nullptr;
+}
+
 void DecodeScheduler::Named(std::span<const LeaseId> leases) {
   leases_.Name(leases);
 }

@@ -66,6 +66,7 @@ class DecodeScheduler : public HandoffTarget {
   absl::StatusOr<SequenceCache*> CacheFor(LeaseId lease, int64_t num_tokens) override;
   absl::Status Adopt(Handoff handoff) override;
   void Abandon(LeaseId lease, const absl::Status& why) override;
+  bool Expects(LeaseId lease) const override;
   void Named(std::span<const LeaseId> leases) override;
 
   int64_t num_running() const { return std::ssize(running_); }

@@ -12,9 +12,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long the loop sleeps when nothing wakes it: links report without waking it.
-constexpr milliseconds kPumpInterval{1};
-constexpr milliseconds kIdleInterval{10};
+// How long the loop sleeps when nothing wakes it: deadlines of hand-offs are looked at as often.
+constexpr milliseconds kPumpInterval{5};
+constexpr milliseconds kIdleInterval{50};
 constexpr std::chrono::seconds kPushTimeout{1};
 
 double Seconds(std::chrono::nanoseconds time) {
@@ -29,6 +29,7 @@ DecodeWorker::DecodeWorker(const DecodeWorkerOptions& options)
       clock_(*options.clock),
       board_(*options.board),
       drain_timeout_(options.drain_timeout),
+      waker_(options.waker),
       step_seconds_(options.metrics->Histogram(MetricId::kStepSeconds)),
       step_tokens_(options.metrics->Histogram(MetricId::kStepTokens)),
       generation_tokens_(options.metrics->Counter(MetricId::kGenerationTokens)),
@@ -39,7 +40,9 @@ DecodeWorker::DecodeWorker(const DecodeWorkerOptions& options)
       scheduler_(options.engine, options.receiver, options.clock) {}
 
 bool DecodeWorker::Push(Command& command) {
-  return commands_.PushUntil(std::move(command), clock_.Now() + kPushTimeout);
+  if (!commands_.PushUntil(std::move(command), clock_.Now() + kPushTimeout)) return false;
+  waker_->Wake();
+  return true;
 }
 
 void DecodeWorker::Reserve(ReserveRequest request, ReserveDone done) {
@@ -106,6 +109,7 @@ void DecodeWorker::End(const absl::Status& status) {
 }
 
 absl::Status DecodeWorker::Turn() {
+  AwaitNews();
   TakeCommands();
   receiver_.Pump(scheduler_);
   const TimePoint start = clock_.Now();
@@ -121,11 +125,12 @@ absl::Status DecodeWorker::Turn() {
   return absl::OkStatus();
 }
 
+void DecodeWorker::AwaitNews() {
+  if (scheduler_.num_running() > 0) return;
+  waker_->WaitUntil(clock_.Now() + (scheduler_.num_live() > 0 ? kPumpInterval : kIdleInterval));
+}
+
 void DecodeWorker::TakeCommands() {
-  if (scheduler_.num_running() == 0) {
-    HandleIfAny(commands_.PopUntil(clock_.Now() +
-                                   (scheduler_.num_live() > 0 ? kPumpInterval : kIdleInterval)));
-  }
   while (HandleIfAny(commands_.TryPop())) {
   }
 }

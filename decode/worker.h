@@ -13,13 +13,14 @@
 #include "absl/status/statusor.h"
 #include "base/bounded_queue.h"
 #include "base/clock.h"
+#include "base/waker.h"
 #include "decode/scheduler.h"
 #include "monitoring/metrics.h"
 #include "worker/status_board.h"
 
 namespace lodestone {
 
-// Nothing is owned; everything must outlive the worker.
+// Pointers are not owned and must outlive the worker.
 struct DecodeWorkerOptions {
   Engine* engine = nullptr;
   Receiver* receiver = nullptr;
@@ -27,6 +28,8 @@ struct DecodeWorkerOptions {
   StatusBoard* board = nullptr;
   Metrics* metrics = nullptr;
   std::chrono::milliseconds drain_timeout{120'000};
+  // Links ring it when they have news. What still rings it may outlive the worker.
+  std::shared_ptr<Waker> waker = std::make_shared<Waker>();
 };
 
 using ReserveDone = std::function<void(absl::StatusOr<ReserveReply>)>;
@@ -80,6 +83,7 @@ class DecodeWorker {
 
   // False, with the command untouched, if the queue stays full or is closed.
   bool Push(Command& command);
+  void AwaitNews();
   void TakeCommands();
   bool HandleIfAny(std::optional<Command> command);
   void Handle(ReserveCommand command);
@@ -97,6 +101,7 @@ class DecodeWorker {
   const Clock& clock_;
   StatusBoard& board_;
   const std::chrono::milliseconds drain_timeout_;
+  const std::shared_ptr<Waker> waker_;
   const HistogramMetric step_seconds_, step_tokens_;
   const CounterMetric generation_tokens_, refused_capacity_, refused_context_;
 

@@ -194,6 +194,11 @@ void DecodeLink::SendCancel(LeaseId lease, std::string_view reason) {
   control_->Send(std::move(reply));
 }
 
+void DecodeLink::SendBound(std::vector<LeaseId> leases) {
+  if (state_ == State::kDead) return;
+  control_->Send({.bound = std::move(leases)});
+}
+
 void DecodeLink::Kill(const absl::Status& why) {
   if (state_ == State::kDead) return;
   state_ = State::kDead;

@@ -75,6 +75,7 @@ class DecodeLink {
   void Answer(uint64_t link_seq, OfferVerdict verdict, std::string detail);
   void AnswerHandoff(LeaseId lease, absl::Status status);
   void SendCancel(LeaseId lease, std::string_view reason);
+  void SendBound(std::vector<LeaseId> leases);
 
   void Kill(const absl::Status& why);
   bool closed() const;

@@ -11,12 +11,13 @@ namespace lodestone {
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
 
-void Backoff::Failed(TimePoint now, std::string why) {
-  why_ = std::move(why);
+void Backoff::Failed(TimePoint now, const absl::Status& why) {
+  why_ = why.ToString();
   const int doublings = std::min(failures_, 16);
   ++failures_;
   const auto base = std::min(times_.backoff_first * (int64_t{1} << doublings),
-                             milliseconds(times_.backoff_most));
+                             absl::IsFailedPrecondition(why) ? times_.backoff_refused
+                                                             : times_.backoff_unreachable);
   random_ ^= random_ << 13;  // xorshift64
   random_ ^= random_ >> 7;
   random_ ^= random_ << 17;

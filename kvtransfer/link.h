@@ -6,6 +6,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "absl/status/status.h"
 #include "base/clock.h"
 #include "base/ids.h"
 
@@ -22,8 +23,10 @@ struct LinkTimes {
   std::chrono::milliseconds naming{1'000};       // leases are named at least this often
   std::chrono::milliseconds tombstone{60'000};   // how long a finished lease is remembered
   std::chrono::milliseconds backoff_first{500};  // after a failed link-up; doubles
-  std::chrono::milliseconds backoff_most{30'000};
+  std::chrono::milliseconds backoff_unreachable{1'000};  // at most: a network heals at any time
+  std::chrono::milliseconds backoff_refused{30'000};     // at most: settings stay as they are
   std::chrono::milliseconds wait_for_redial{2'000};  // a request waits for a redial this near
+  std::chrono::milliseconds idle{300'000};       // a link without a lease is closed after this
 
   // How long `bytes` may be in flight.
   std::chrono::nanoseconds MoveLimit(int64_t bytes) const {
@@ -32,12 +35,12 @@ struct LinkTimes {
   }
 };
 
-// When a failed link may be dialled again: 0.5 s, doubling to 30 s, each less up to a quarter of
-// jitter so that workers that failed together do not return together.
+// When a failed link may be dialled again: 0.5 s, doubling to 1 s, or to 30 s if decode refuses it,
+// each less up to a quarter of jitter so that workers that failed together do not return together.
 class Backoff {
  public:
   Backoff(const LinkTimes& times, uint64_t seed) : times_(times), random_(seed | 1) {}
-  void Failed(TimePoint now, std::string why);
+  void Failed(TimePoint now, const absl::Status& why);
   void Succeeded() { failures_ = 0; }
   bool MayDial(TimePoint now) const { return failures_ == 0 || now >= next_; }
   TimePoint next() const { return next_; }

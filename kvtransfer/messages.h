@@ -72,6 +72,9 @@ struct ToPrefill {
   std::vector<OfferReply> offers = {};
   std::vector<HandoffReply> handoffs = {};
   std::vector<LinkCancel> cancels = {};
+  // Leases that this link has just become responsible for: however it ends, decode tells their
+  // routers.
+  std::vector<LeaseId> bound = {};
 };
 
 }  // namespace lodestone

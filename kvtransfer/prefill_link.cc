@@ -56,6 +56,7 @@ void PrefillLink::Handle(ToPrefill message, std::vector<Event>& events) {
                              absl::StrCat("refused: ", std::string(message.refuse.message()))));
   }
   if (message.accept) HandleAccept(*message.accept);
+  for (LeaseId lease : message.bound) events.push_back({.kind = Event::Kind::kBound, .lease = lease});
   for (const OfferReply& reply : message.offers) {
     if (state_ == State::kDead) return;
     HandleVerdict(reply, events);
@@ -96,6 +97,7 @@ void PrefillLink::HandleVerdict(const OfferReply& reply, std::vector<Event>& eve
   if (found == offers_.end() || found->second.ended) return;  // a repeated answer
   Outstanding& offer = found->second;
   if (reply.verdict == OfferVerdict::kReady) {
+    events.push_back({.kind = Event::Kind::kBound, .lease = offer.lease});
     if (offer.state == OfferState::kOffered) StartWriting(reply.link_seq, offer);
     return;
   }

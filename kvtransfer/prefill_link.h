@@ -21,6 +21,7 @@ namespace lodestone {
 struct PrefillLinkEvent {
   enum class Kind : uint8_t {
     kUp,
+    kBound,      // decode answers for `lease` from now on, however this link ends
     kVerdict,    // the offer of `lease` ended: kSkip, kCommitted or kCorrupt
     kSlotFree,   // nobody reads `slot` any more
     kHandedOff,  // `status` OK: adopted

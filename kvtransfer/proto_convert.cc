@@ -238,6 +238,7 @@ v1::LinkReply ToProto(const ToPrefill& message) {
     if (!reply.status.ok()) *result->mutable_error() = ToProto(reply.status);
   }
   SetCancels(message.cancels, proto.mutable_cancels());
+  for (LeaseId lease : message.bound) proto.add_bound(lease.value());
   return proto;
 }
 
@@ -262,6 +263,7 @@ absl::StatusOr<ToPrefill> FromProto(const v1::LinkReply& proto) {
     message.handoffs.push_back({LeaseId(entry.lease_id()), FromProto(entry.error())});
   }
   message.cancels = ParseCancels(proto.cancels());
+  for (uint64_t lease : proto.bound()) message.bound.push_back(LeaseId(lease));
   return message;
 }
 

@@ -110,13 +110,21 @@ void SlotReceiver::DropOlderLinkOf(const DecodeLink& link) {
 void SlotReceiver::HandleNamed(DecodeLink& link, std::span<const LeaseId> leases,
                                HandoffTarget& target) {
   std::vector<LeaseId> live;
+  std::vector<LeaseId> bound;
   for (LeaseId lease : leases) {
-    if (Find(link, lease) != nullptr) {
-      live.push_back(lease);
-    } else if (tombstones_.Has(lease)) {
+    if (tombstones_.Has(lease)) {
       link.SendCancel(lease, "the lease has ended");
+    } else if (!target.Expects(lease)) {
+      link.SendCancel(lease, "decode has no such lease");
+      End(lease);
+    } else {
+      const bool is_new = !incoming_.contains(lease);
+      if (Find(link, lease) == nullptr) continue;
+      live.push_back(lease);
+      if (is_new) bound.push_back(lease);
     }
   }
+  if (!bound.empty()) link.SendBound(std::move(bound));
   if (!live.empty()) target.Named(live);
 }
 
@@ -333,8 +341,6 @@ void SlotReceiver::BuryDeadLinks(HandoffTarget& target) {
     it = next;
   }
   for (const auto& link : dead) {
-    LOG(WARNING) << Field("prefill_instance", link->prefill())
-                 << "link is down: " << link->status().ToString();
     if (link->refused()) NoteRefusal(*link);
     if (!link->prefill().empty()) metrics_.ForgetLink(link->pair());
     std::vector<LeaseId> leases;
@@ -344,6 +350,13 @@ void SlotReceiver::BuryDeadLinks(HandoffTarget& target) {
     const absl::Status why = absl::UnavailableError(
         absl::StrCat("link to prefill worker ", link->prefill(), " failed: ",
                      link->status().ToString()));
+    const std::string what = absl::StrCat("link is down, with ", leases.size(),
+                                          " requests: ", link->status().ToString());
+    if (leases.empty()) {  // prefill closes links that it has no use for
+      LOG(INFO) << Field("prefill_instance", link->prefill()) << what;
+    } else {
+      LOG(WARNING) << Field("prefill_instance", link->prefill()) << what;
+    }
     for (LeaseId lease : leases) Fail(lease, why, target);
   }
   closing_.splice(closing_.end(), dead);

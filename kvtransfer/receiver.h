@@ -37,6 +37,8 @@ class HandoffTarget {
   // The hand-off failed (DATA_LOSS) or its prefill worker gave it up or died (UNAVAILABLE /
   // CANCELLED): free the lease and tell its router.
   virtual void Abandon(LeaseId lease, const absl::Status& why) = 0;
+  // Whether the lease waits for rows: it is live and not adopted.
+  virtual bool Expects(LeaseId lease) const = 0;
   // The prefill worker named these leases: they live on.
   virtual void Named(std::span<const LeaseId> leases) = 0;
 };

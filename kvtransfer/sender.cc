@@ -82,6 +82,7 @@ void SlotSender::Forget(LeaseId lease, std::string_view reason) {
       link->SendCancel(lease, reason);
       link->Drop(lease);
     }
+    peers_.at(it->second.decode).last_used = options_.clock->Now();
     leases_.erase(it);
     metrics_.CountEnd(absl::CancelledError(std::string(reason)));
   }
@@ -104,16 +105,26 @@ void SlotSender::PumpPeer(const InstanceId& decode, Peer& peer) {
   if (peer.link == nullptr) DialIfWanted(decode, peer);
   if (peer.link == nullptr) return;
   for (const PrefillLinkEvent& event : peer.link->Pump()) TakeEvent(decode, peer, event);
+  CloseIfIdle(decode, peer);
   if (!peer.link->status().ok()) return BuryLink(decode, peer);
   NameLeases(decode, peer);
 }
 
+// The next request opens it again.
+void SlotSender::CloseIfIdle(const InstanceId& decode, Peer& peer) {
+  const auto idle = options_.clock->Now() - peer.last_used;
+  if (!peer.link->up() || idle < options_.times.idle || HasLeases(decode)) return;
+  peer.link->Kill(
+      absl::CancelledError(absl::StrCat("idle ", AgeAndLimit(idle, options_.times.idle))));
+}
+
+bool SlotSender::HasLeases(const InstanceId& decode) const {
+  return std::any_of(leases_.begin(), leases_.end(),
+                     [&decode](const auto& entry) { return entry.second.decode == decode; });
+}
+
 void SlotSender::DialIfWanted(const InstanceId& decode, Peer& peer) {
-  if (!peer.backoff.MayDial(options_.clock->Now())) return;
-  const bool wanted = std::any_of(leases_.begin(), leases_.end(), [&decode](const auto& entry) {
-    return entry.second.decode == decode;
-  });
-  if (!wanted) return;
+  if (!peer.backoff.MayDial(options_.clock->Now()) || !HasLeases(decode)) return;
   LinkOpen open{.prefill_instance = options_.instance.ToString(),
                 .decode_instance = decode.ToString(),
                 .layout = options_.layout,
@@ -134,6 +145,9 @@ void SlotSender::TakeEvent(const InstanceId& decode, Peer& peer, const PrefillLi
       LOG(INFO) << Field("decode_instance", decode) << "link is up";
       metrics_.SetLinkUp(peer.link->pair(), 1);
       peer.next_naming = TimePoint::min();
+      return;
+    case Kind::kBound:
+      if (const auto it = leases_.find(event.lease); it != leases_.end()) it->second.bound = true;
       return;
     case Kind::kSlotFree:
       return slots_.GiveBack(event.slot);
@@ -160,11 +174,16 @@ void SlotSender::BuryLink(const InstanceId& decode, Peer& peer) {
   const absl::Status why = peer.link->status();
   const TimePoint now = options_.clock->Now();
   const TimePoint up_since = peer.link->up_since();
-  LOG(WARNING) << Field("decode_instance", decode) << "link is down: " << why.ToString();
-  if (up_since != TimePoint{} && now - up_since >= kSettled) {
+  const bool was_idle = absl::IsCancelled(why);
+  if (was_idle) {
+    LOG(INFO) << Field("decode_instance", decode) << "link is closed: " << why.ToString();
+  } else {
+    LOG(WARNING) << Field("decode_instance", decode) << "link is down: " << why.ToString();
+  }
+  if (was_idle || (up_since != TimePoint{} && now - up_since >= kSettled)) {
     peer.backoff.Succeeded();
   } else {
-    peer.backoff.Failed(now, why.ToString());
+    peer.backoff.Failed(now, why);
   }
   metrics_.SetLinkUp(peer.link->pair(), 0);
   closing_.push_back(std::move(peer.link));
@@ -202,9 +221,7 @@ void SlotSender::ForgetOldPeers() {
   std::erase_if(peers_, [&](const auto& entry) {
     const Peer& peer = entry.second;
     if (peer.link != nullptr || now - peer.last_used < kPeerMemory) return false;
-    for (const auto& [lease, outgoing] : leases_) {
-      if (outgoing.decode == entry.first) return false;
-    }
+    if (HasLeases(entry.first)) return false;
     metrics_.ForgetLink({options_.instance.ToString(), entry.first.ToString()});
     return true;
   });
@@ -322,8 +339,9 @@ void SlotSender::HandOff(LeaseId lease, Outgoing& outgoing, PrefillLink& link) {
 void SlotSender::End(LeaseId lease, absl::Status status) {
   const auto it = leases_.find(lease);
   if (it == leases_.end()) return;
-  PrefillLink* link = peers_.at(it->second.decode).link.get();
-  if (link != nullptr) link->Drop(lease);
+  Peer& peer = peers_.at(it->second.decode);
+  if (peer.link != nullptr) peer.link->Drop(lease);
+  peer.last_used = options_.clock->Now();
   leases_.erase(it);
   metrics_.CountEnd(status);
   outcomes_.push_back({lease, std::move(status)});
@@ -336,6 +354,11 @@ int SlotSender::QuotaPerLink(const PrefillLink& link) const {
 int64_t SlotSender::BytesOffered(LeaseId lease) const {
   const auto it = leases_.find(lease);
   return it == leases_.end() ? 0 : TotalBytes(it->second.totals);
+}
+
+bool SlotSender::IsBound(LeaseId lease) const {
+  const auto it = leases_.find(lease);
+  return it == leases_.end() || it->second.bound;
 }
 
 std::vector<std::string> SlotSender::LinkedInstances() const {

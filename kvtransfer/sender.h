@@ -57,6 +57,9 @@ class Sender {
 
   // Bytes offered so far for this lease, for the reply to the router.
   virtual int64_t BytesOffered(LeaseId lease) const = 0;
+  // Whether decode answers for the lease: it tells the router if the hand-off fails, even if this
+  // worker dies now. True for one that has been adopted or has its outcome.
+  virtual bool IsBound(LeaseId lease) const = 0;
   // Instances whose link is up.
   virtual std::vector<std::string> LinkedInstances() const = 0;
 };

@@ -28,6 +28,7 @@ class SlotSender final : public Sender {
   void Forget(LeaseId lease, std::string_view reason) override;
   std::vector<HandoffOutcome> Pump() override;
   int64_t BytesOffered(LeaseId lease) const override;
+  bool IsBound(LeaseId lease) const override;
   std::vector<std::string> LinkedInstances() const override;
 
   int num_free_slots() const { return slots_.num_free(); }
@@ -40,7 +41,7 @@ class SlotSender final : public Sender {
     Backoff backoff;
     std::unique_ptr<PrefillLink> link = {};  // null: none alive
     TimePoint next_naming{};
-    TimePoint last_used{};  // last Begin
+    TimePoint last_used{};  // when a lease began or ended
   };
   // Rows that become complete together, in canonical order.
   struct Section {
@@ -59,6 +60,7 @@ class SlotSender final : public Sender {
     Section section = {};
     int32_t chunk = 0;
     int num_outstanding = 0;
+    bool bound = false;
     bool handed_off = false;  // Handoff sent
     TimePoint all_committed{};
     Manifest totals{};
@@ -69,6 +71,8 @@ class SlotSender final : public Sender {
   void PumpPeer(const InstanceId& decode, Peer& peer);
   void DialIfWanted(const InstanceId& decode, Peer& peer);
   void TakeEvent(const InstanceId& decode, Peer& peer, const PrefillLinkEvent& event);
+  void CloseIfIdle(const InstanceId& decode, Peer& peer);
+  bool HasLeases(const InstanceId& decode) const;
   void BuryLink(const InstanceId& decode, Peer& peer);
   void NameLeases(const InstanceId& decode, Peer& peer);
   void ReapClosedLinks();

@@ -27,6 +27,8 @@ using std::chrono::milliseconds;
 
 // A stop request is seen at the latest after this time, also without a shutdown of the socket.
 constexpr milliseconds kPollSlice{100};
+// What was sent and is not acknowledged by the peer's kernel for so long ends the connection.
+constexpr unsigned kUnacknowledgedMs = 2'000;
 
 absl::Status ErrnoStatus(std::string_view what, int error) {
   return absl::UnavailableError(absl::StrCat(std::string(what), ": ", strerror(error)));
@@ -122,6 +124,7 @@ void Socket::Shutdown() const {
 void PrepareConnection(int fd) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnacknowledgedMs, sizeof(kUnacknowledgedMs));
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 

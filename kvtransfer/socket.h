@@ -51,7 +51,7 @@ struct Listening {
   int port = 0;
 };
 absl::StatusOr<Listening> ListenOn(const std::string& host, int port);
-// Non-blocking, TCP_NODELAY.
+// Non-blocking, TCP_NODELAY, broken if the peer's machine does not acknowledge bytes for 2 s.
 void PrepareConnection(int fd);
 
 // Exactly these bytes, or an error: UNAVAILABLE (reset, closed, stalled) or CANCELLED (stopped).

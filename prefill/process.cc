@@ -14,6 +14,7 @@ namespace lodestone {
 
 // In the order of construction; destroyed in reverse.
 struct PrefillProcess::Parts {
+  std::shared_ptr<Waker> waker = std::make_shared<Waker>();
   std::unique_ptr<WorkerHost> host;
   std::unique_ptr<ControlDialer> control;
   std::unique_ptr<DataDialer> data;
@@ -34,8 +35,10 @@ absl::StatusOr<std::unique_ptr<PrefillProcess>> PrefillProcess::Start(const Pref
                                                    std::move(options), config.metrics_port));
   WorkerHost& host = *parts->host;
   Engine& engine = host.engine();
-  parts->control = std::make_unique<GrpcDialer>(grpc::InsecureChannelCredentials());
-  parts->data = std::make_unique<TcpDialer>();
+  const auto wake = [waker = parts->waker] { waker->Wake(); };
+  parts->control =
+      std::make_unique<GrpcDialer>(grpc::InsecureChannelCredentials(), LinkTimes{}, wake);
+  parts->data = std::make_unique<TcpDialer>(LinkTimes{}, wake);
   ASSIGN_OR_RETURN(parts->sender,
                    MakeSender({.instance = host.instance(),
                                .layout = engine.layout(),
@@ -57,7 +60,8 @@ absl::StatusOr<std::unique_ptr<PrefillProcess>> PrefillProcess::Start(const Pref
                            .board = &host.board(),
                            .metrics = &host.metrics(),
                            .limits = limits,
-                           .drain_timeout = config.worker.drain_timeout});
+                           .drain_timeout = config.worker.drain_timeout,
+                           .waker = parts->waker});
   parts->service = std::make_unique<PrefillService>(parts->worker.get());
   RETURN_IF_ERROR(host.Serve(config.grpc_port, {parts->service.get()}));
   return std::unique_ptr<PrefillProcess>(new PrefillProcess(std::move(parts)));

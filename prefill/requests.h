@@ -42,7 +42,7 @@ using PrefillDone = std::function<void(absl::StatusOr<PrefillReply>)>;
 using PrefillTicket = uint64_t;
 
 // A request on this worker. States: queued (no sequence) -> running (pending tokens) -> handing off
-// (waiting for the outcome; replied once the link is up) -> gone.
+// (waiting for the outcome; replied once decode answers for the lease) -> gone.
 struct PrefillJob {
   PrefillTicket ticket = 0;
   PrefillRequest request;
@@ -50,7 +50,7 @@ struct PrefillJob {
   TimePoint arrived;
   TimePoint started;
   std::unique_ptr<Sequence> sequence;
-  std::optional<PrefillReply> held_reply;  // computed, waiting for the link to be up
+  std::optional<PrefillReply> held_reply;  // computed, decode does not answer for it yet
 };
 
 }  // namespace lodestone

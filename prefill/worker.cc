@@ -15,9 +15,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long the loop sleeps when nothing wakes it: links report without waking it.
-constexpr milliseconds kPumpInterval{1};
-constexpr milliseconds kIdleInterval{20};
+// How long the loop sleeps when nothing wakes it: deadlines of hand-offs are looked at as often.
+constexpr milliseconds kPumpInterval{5};
+constexpr milliseconds kIdleInterval{50};
 
 double Seconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double>(time).count();
@@ -31,6 +31,7 @@ PrefillWorker::PrefillWorker(const PrefillWorkerOptions& options)
       clock_(*options.clock),
       board_(*options.board),
       drain_timeout_(options.drain_timeout),
+      waker_(options.waker),
       step_seconds_(options.metrics->Histogram(MetricId::kStepSeconds)),
       step_tokens_(options.metrics->Histogram(MetricId::kStepTokens)),
       prompt_tokens_(options.metrics->Counter(MetricId::kPromptTokens)),
@@ -56,12 +57,14 @@ PrefillTicket PrefillWorker::Run(PrefillRequest request, PrefillDone done) {
              : absl::ResourceExhaustedError("the worker's command queue is full at " +
                                             std::to_string(commands_.capacity())));
   }
+  waker_->Wake();
   return ticket;
 }
 
 void PrefillWorker::Cancel(PrefillTicket ticket) {
   // Waits for room: a cancel that is dropped would compute a whole prompt for nobody.
   commands_.PushUntil(CancelCommand{ticket}, clock_.Now() + std::chrono::seconds(1));
+  waker_->Wake();
 }
 
 void PrefillWorker::Done(PrefillJob& job, absl::StatusOr<PrefillReply> reply) {
@@ -98,6 +101,7 @@ void PrefillWorker::End(const absl::Status& status) {
 // The sender is pumped between admission and step, so that a lease is named before its first step,
 // and after the step, so that what the step made is offered before replies leave.
 absl::Status PrefillWorker::Turn() {
+  AwaitNews();
   TakeCommands();
   Admit();
   TakeOutcomes();
@@ -107,10 +111,12 @@ absl::Status PrefillWorker::Turn() {
   return absl::OkStatus();
 }
 
+void PrefillWorker::AwaitNews() {
+  if (scheduler_.num_running() > 0) return;
+  waker_->WaitUntil(clock_.Now() + (idle() ? kIdleInterval : kPumpInterval));
+}
+
 void PrefillWorker::TakeCommands() {
-  if (scheduler_.num_running() == 0) {
-    HandleIfAny(commands_.PopUntil(clock_.Now() + (idle() ? kIdleInterval : kPumpInterval)));
-  }
   while (HandleIfAny(commands_.TryPop())) {
   }
 }
@@ -195,8 +201,8 @@ absl::Status PrefillWorker::StepOnce() {
   return FAILPOINT("prefill_after_step");
 }
 
-// The first token to the router, the rest of the cache to decode. While the link is not up, decode
-// cannot know of the request, so a failure must still be able to reach the router in the reply.
+// The first token to the router, the rest of the cache to decode. Until decode answers for the
+// lease, only the reply can tell the router of a failure, so it is held back.
 void PrefillWorker::Answer(StepResult result) {
   generation_tokens_.Increment();
   std::unique_ptr<PrefillJob> job =
@@ -224,11 +230,8 @@ void PrefillWorker::Answer(StepResult result) {
 }
 
 void PrefillWorker::SendHeldReplies() {
-  const auto is_held = [](const auto& entry) { return entry.second->held_reply.has_value(); };
-  if (std::ranges::none_of(handing_off_, is_held)) return;
-  const std::vector<std::string> linked = sender_.LinkedInstances();
   for (auto& [lease, job] : handing_off_) {
-    if (!job->held_reply || !std::ranges::count(linked, job->request.decode.ToString())) continue;
+    if (!job->held_reply || !sender_.IsBound(lease)) continue;
     Done(*job, *std::exchange(job->held_reply, std::nullopt));
   }
 }

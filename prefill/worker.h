@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "base/bounded_queue.h"
 #include "base/clock.h"
+#include "base/waker.h"
 #include "engine/engine.h"
 #include "kvtransfer/sender.h"
 #include "monitoring/metrics.h"
@@ -21,7 +22,7 @@
 
 namespace lodestone {
 
-// Nothing is owned; everything must outlive the worker.
+// Pointers are not owned and must outlive the worker.
 struct PrefillWorkerOptions {
   Engine* engine = nullptr;
   Sender* sender = nullptr;
@@ -30,6 +31,8 @@ struct PrefillWorkerOptions {
   Metrics* metrics = nullptr;
   PrefillLimits limits;
   std::chrono::milliseconds drain_timeout{120'000};
+  // Links ring it when they have news. What still rings it may outlive the worker.
+  std::shared_ptr<Waker> waker = std::make_shared<Waker>();
 };
 
 // The loop of a prefill worker: take in requests, compute chunks, hand caches over. One thread runs
@@ -57,6 +60,7 @@ class PrefillWorker {
   using Command = std::variant<RunCommand, CancelCommand>;
 
   absl::Status Turn();
+  void AwaitNews();
   void TakeCommands();
   bool HandleIfAny(std::optional<Command> command);
   void Handle(RunCommand command);
@@ -82,6 +86,7 @@ class PrefillWorker {
   const Clock& clock_;
   StatusBoard& board_;
   const std::chrono::milliseconds drain_timeout_;
+  const std::shared_ptr<Waker> waker_;
   const HistogramMetric step_seconds_, step_tokens_;
   const CounterMetric prompt_tokens_, generation_tokens_;
 

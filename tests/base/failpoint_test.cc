@@ -34,6 +34,16 @@ TEST_F(FailpointTest, CountLimitsTheHits) {
   EXPECT_EQ(failpoint::NumHits("a"), 2);
 }
 
+TEST_F(FailpointTest, TheFirstHitsMayPass) {
+  ASSERT_TRUE(failpoint::Arm("a", "2+1*error(UNAVAILABLE)").ok());
+  EXPECT_TRUE(failpoint::Hit("a").ok());
+  EXPECT_TRUE(failpoint::Hit("a").ok());
+  EXPECT_EQ(failpoint::NumHits("a"), 0);
+  EXPECT_FALSE(failpoint::Hit("a").ok());
+  EXPECT_TRUE(failpoint::Hit("a").ok());
+  EXPECT_EQ(failpoint::NumHits("a"), 1);
+}
+
 TEST_F(FailpointTest, DelaySleeps) {
   ASSERT_TRUE(failpoint::Arm("a", "delay(20ms)").ok());
   const auto start = std::chrono::steady_clock::now();

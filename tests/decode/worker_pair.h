@@ -62,6 +62,7 @@ class Running {
   // Until no lease, no sequence and no byte of cache is left.
   bool BecomesIdle() const;
   WorkerHost& host() { return process_->host(); }
+  const Process& process() const { return *process_; }
 
  private:
   std::atomic<bool> stop_{false};
@@ -81,6 +82,9 @@ class ScriptedRequest {
   ScriptedRequest(const RunningPrefill& prefill, const RunningDecode& decode,
                   std::vector<int32_t> tokens, const SamplingParams& sampling);
   ~ScriptedRequest();
+
+  // The address of the decode worker that prefill is told, if it is not the worker's own.
+  void RouteToDecodeVia(const std::string& address) { decode_address_ = address; }
 
   absl::Status Reserve();
   void Subscribe();    // after Reserve
@@ -102,7 +106,8 @@ class ScriptedRequest {
  private:
   void KeepNaming();
 
-  const std::string decode_instance_, decode_address_;
+  const std::string decode_instance_;
+  std::string decode_address_;
   const std::unique_ptr<v1::PrefillService::Stub> prefill_;
   const std::unique_ptr<v1::DecodeService::Stub> decode_;
   const std::vector<int32_t> prompt_;

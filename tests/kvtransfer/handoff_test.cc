@@ -204,5 +204,41 @@ TEST(HandoffTest, MetricsCountBytesRowsAndDigestsOnBothSides) {
   }
 }
 
+// From the moment that prefill may answer its router, decode is the one that reports a failure.
+TEST(HandoffTest, ALeaseIsBoundOnceDecodeKnowsOfIt) {
+  WorkerPair pair;
+  const auto prompt = pair.Prompt(300, 1);
+  const LeaseId lease = pair.Begin(prompt.get(), 300);
+  EXPECT_FALSE(pair.sender->IsBound(lease));
+  ASSERT_TRUE(pair.RunUntil([&] { return pair.sender->IsBound(lease); }));
+  EXPECT_TRUE(pair.decode.named.contains(lease));
+  pair.pump_sender = false;  // prefill learns nothing any more
+  pair.network.Break(WorkerPair::kAddress);
+  ASSERT_TRUE(pair.RunUntil([&] { return pair.decode.abandoned.contains(lease); }));
+  EXPECT_EQ(pair.decode.abandoned[lease].code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(HandoffTest, ALinkWithoutLeasesIsClosedAndOpenedAgain) {
+  WorkerPair::Options options;
+  options.times.idle = std::chrono::seconds(30);
+  WorkerPair pair(options);
+  for (int round = 0; round < 2; ++round) {
+    const auto prompt = pair.Prompt(300, 1);
+    const LeaseId lease = pair.Begin(prompt.get(), 300);
+    ASSERT_TRUE(pair.RunUntil([&] { return !pair.sender->LinkedInstances().empty(); }));
+    // However long the prompt takes: a lease keeps the link.
+    const TimePoint later = pair.clock.Now() + std::chrono::seconds(40);
+    ASSERT_TRUE(pair.RunUntil([&] { return pair.clock.Now() > later; }));
+    ASSERT_FALSE(pair.sender->LinkedInstances().empty());
+    pair.sender->Finish(lease, WorkerPair::MakeHandoff(300));
+    ASSERT_TRUE(pair.RunUntilOutcome(lease));
+    EXPECT_TRUE(pair.outcomes[lease].ok()) << pair.outcomes[lease];
+    const TimePoint idle_since = pair.clock.Now();
+    ASSERT_TRUE(pair.RunUntil([&] { return pair.sender->LinkedInstances().empty(); }));
+    EXPECT_GE(pair.clock.Now() - idle_since, std::chrono::seconds(29));
+    ASSERT_TRUE(pair.RunUntil([&] { return pair.receiver->num_links() == 0; }));
+  }
+}
+
 }  // namespace
 }  // namespace lodestone

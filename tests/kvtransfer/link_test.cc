@@ -133,12 +133,12 @@ TEST(LinkTest, MoreOffersThanThereAreSlotsBreakTheLink) {
   EXPECT_FALSE(prefill->status().ok());
 }
 
-TEST(BackoffTest, DoublesFromHalfASecondToThirtySeconds) {
+void ExpectWaits(const absl::Status& why, const std::vector<double>& waits) {
   Backoff backoff(LinkTimes{}, 1);
   TimePoint now{};
   EXPECT_TRUE(backoff.MayDial(now));
-  for (double expected : {0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0}) {
-    backoff.Failed(now, "reason");
+  for (double expected : waits) {
+    backoff.Failed(now, why);
     const double wait = std::chrono::duration<double>(backoff.next() - now).count();
     EXPECT_LE(wait, expected);
     EXPECT_GE(wait, 0.74 * expected);
@@ -148,6 +148,15 @@ TEST(BackoffTest, DoublesFromHalfASecondToThirtySeconds) {
   }
   backoff.Succeeded();
   EXPECT_TRUE(backoff.MayDial(TimePoint{}));
+}
+
+TEST(BackoffTest, DoublesFromHalfASecondToThirtySecondsWhenRefused) {
+  ExpectWaits(absl::FailedPreconditionError("layout"), {0.5, 1, 2, 4, 8, 16, 30, 30});
+}
+
+// A network that has healed is found within a second.
+TEST(BackoffTest, StaysAtOneSecondWhileThePeerCannotBeReached) {
+  ExpectWaits(absl::UnavailableError("silent"), {0.5, 1, 1, 1, 1, 1});
 }
 
 TEST(TombstonesTest, LastAMinute) {

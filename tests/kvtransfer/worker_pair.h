@@ -127,6 +127,9 @@ class FakeDecode : public HandoffTarget {
     abandoned[lease] = why;
     Free(lease);
   }
+  bool Expects(LeaseId lease) const override {
+    return caches.contains(lease) && !adopted.contains(lease);
+  }
   void Named(std::span<const LeaseId> leases) override {
     named.insert(leases.begin(), leases.end());
   }

@@ -42,6 +42,7 @@ class FakeSender final : public Sender {
     return std::exchange(outcomes, {});
   }
   int64_t BytesOffered(LeaseId) const override { return 77; }
+  bool IsBound(LeaseId) const override { return linked; }
   std::vector<std::string> LinkedInstances() const override {
     return linked ? std::vector{kDecode.ToString()} : std::vector<std::string>{};
   }
