@@ -72,6 +72,7 @@ struct IndexTopKArgs {
 void LaunchIndexTopK(const IndexTopKArgs& args, cudaStream_t stream);
 
 // Sparse attention (SparseAttentionParams) over the ring window and the chosen, or all, entries.
+// Token pointers may start behind the batch's first token, which first_token then is the number of.
 struct SparseAttentionArgs {
   const uint16_t* q = nullptr;           // bf16 [T, H, d]
   const uint16_t* latents = nullptr;     // bf16 [T, d]  the batch's own
@@ -91,6 +92,7 @@ struct SparseAttentionArgs {
   const float* sink = nullptr;   // [H]
   const float* freqs = nullptr;  // [rope_dims / 2]
   int64_t rope_dims = 0;         // r_d
+  int64_t first_token = 0;       // of the batch, that q, latents and all other [T] begin with
   int64_t num_tokens = 0;        // T
   int64_t num_heads = 0;         // H
   int64_t head_dim = 0;          // d

@@ -16,7 +16,7 @@ struct KeyRow {
 struct TokenKeys {
   int32_t position;
   int32_t seq;
-  int32_t first_token;     // of the sequence in this batch
+  int32_t first_token;     // of the sequence in this batch; negative if it begins before token 0
   int32_t first_position;  // its position
   int32_t slot;
   int num_window;
@@ -29,7 +29,7 @@ __device__ inline TokenKeys FindKeys(const SparseAttentionArgs& args, int64_t to
   TokenKeys keys;
   keys.position = args.positions[token];
   keys.seq = args.token_seq[token];
-  keys.first_token = args.seq_first[keys.seq];
+  keys.first_token = args.seq_first[keys.seq] - static_cast<int32_t>(args.first_token);
   keys.first_position = keys.position - (static_cast<int32_t>(token) - keys.first_token);
   keys.slot = args.seq_slot[keys.seq];
   keys.num_window = min(static_cast<int>(args.window), keys.position + 1);

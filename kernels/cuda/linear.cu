@@ -1,0 +1,26 @@
+// Linear (LinearParams) over the products of gemm.h.
+
+#include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/op_launchers.h"
+
+namespace lodestone::cuda {
+
+void LaunchLinear(const LinearParams& p, cudaStream_t stream) {
+  RequireArgument(p.weight.format != WeightFormat::kF32, "LaunchLinear",
+                  "fp32 weights are for the mixing of streams only", p.weight.n);
+  LaunchGemm({.x = p.x.as<uint16_t>(),
+              .x_stride = p.x.strides[0],
+              .rows = p.x.shape[0],
+              .weight = {p.weight.data.as<uint16_t>()},
+              .parts = static_cast<int>(p.weight.groups),
+              .grouped = p.weight.groups > 1,
+              .n = p.weight.n,
+              .k = p.weight.k,
+              .out = p.out.data,
+              .out_stride = p.out.strides[0],
+              .out_f32 = p.out.dtype == DType::kF32},
+             stream);
+}
+
+}  // namespace lodestone::cuda

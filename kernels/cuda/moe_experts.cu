@@ -1,0 +1,335 @@
+// Experts (MoeExpertsParams): pairs of token and expert are sorted by expert into slots, the shared
+// expert being the last with every token; both gate products of all experts are one launch of
+// gemm.h over the tiles of slots, then the activation, then w2, then every token adds its slots in
+// ascending order of experts. kBlockTokens tokens at a time, so that scratch does not grow with the
+// batch. Bound by the bytes of the chosen experts' weights for few tokens, else by the tensor cores.
+
+#include <algorithm>
+
+#include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/numeric.cuh"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/op_launchers.h"
+
+namespace lodestone::cuda {
+namespace {
+
+constexpr int64_t kBlockTokens = 2048;
+constexpr int64_t kMinTileRows = 16;
+constexpr int64_t kAlignment = 256;
+constexpr int kMaxExperts = 1024;
+constexpr int kSortThreads = 1024;
+constexpr int kThreads = 256;
+
+int64_t RoundUp(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// The scratch of one block of tokens, carved in order.
+struct Scratch {
+  int32_t* slot_token;   // [slots]  row of x
+  float* slot_weight;    // [slots]
+  int32_t* token_slots;  // [tokens, chosen + 1]  in ascending order of experts
+  int32_t* num_tiles;
+  ExpertTile* tiles;
+  uint16_t* gate_up;  // [slots, 2 * width]; then the experts' results [slots, hidden]
+  uint16_t* inner;    // [slots, width]
+  int64_t num_bytes;
+};
+
+struct Sizes {
+  int64_t tokens, chosen, hidden, width, experts;
+  int64_t slots() const { return tokens * (chosen + 1); }
+  int64_t max_tiles(int64_t tile_rows) const {
+    return std::min(slots(), slots() / tile_rows + experts + 1);
+  }
+};
+
+Scratch Carve(const Sizes& sizes, uint8_t* base) {
+  Scratch scratch = {};
+  int64_t at = 0;
+  const auto take = [&](auto*& pointer, int64_t count) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + at);
+    at += RoundUp(count * static_cast<int64_t>(sizeof(*pointer)));
+  };
+  take(scratch.slot_token, sizes.slots());
+  take(scratch.slot_weight, sizes.slots());
+  take(scratch.token_slots, sizes.slots());
+  take(scratch.num_tiles, 1);
+  take(scratch.tiles, sizes.max_tiles(kMinTileRows));
+  take(scratch.gate_up, sizes.slots() * std::max(2 * sizes.width, sizes.hidden));
+  take(scratch.inner, sizes.slots() * sizes.width);
+  scratch.num_bytes = at;
+  return scratch;
+}
+
+struct SortArgs {
+  const int32_t* experts;  // [tokens, chosen]
+  const float* weights;
+  int64_t experts_stride, weights_stride;
+  Scratch scratch;
+  int tokens, chosen, num_experts, tile_rows;
+  bool has_shared;
+};
+
+struct SortShared {
+  int32_t next[kMaxExperts + 1];       // counts, then the next free slot of each expert
+  int32_t first_slot[kMaxExperts + 2];
+  int32_t first_tile[kMaxExperts + 2];
+};
+
+// Exclusive sums of counts and of tiles. By the first warp.
+__device__ void SumCounts(const SortArgs& args, SortShared& shared) {
+  const int lane = static_cast<int>(threadIdx.x);
+  int slots = 0;
+  int tiles = 0;
+  for (int first = 0; first <= args.num_experts; first += 32) {
+    const int expert = first + lane;
+    const int count = expert <= args.num_experts ? shared.next[expert] : 0;
+    const int own_tiles = (count + args.tile_rows - 1) / args.tile_rows;
+    int slot_sum = count;
+    int tile_sum = own_tiles;
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int lower_slots = __shfl_up_sync(~0u, slot_sum, offset);
+      const int lower_tiles = __shfl_up_sync(~0u, tile_sum, offset);
+      if (lane >= offset) {
+        slot_sum += lower_slots;
+        tile_sum += lower_tiles;
+      }
+    }
+    if (expert <= args.num_experts) {
+      shared.first_slot[expert] = slots + slot_sum - count;
+      shared.first_tile[expert] = tiles + tile_sum - own_tiles;
+      shared.next[expert] = shared.first_slot[expert];
+    }
+    slots += __shfl_sync(~0u, slot_sum, 31);
+    tiles += __shfl_sync(~0u, tile_sum, 31);
+  }
+  if (lane == 0) {
+    shared.first_slot[args.num_experts + 1] = slots;
+    shared.first_tile[args.num_experts + 1] = tiles;
+    *args.scratch.num_tiles = tiles;
+  }
+}
+
+__device__ void PlaceTokens(const SortArgs& args, SortShared& shared) {
+  const auto place = [&](int token, int i, int slot, float weight) {
+    args.scratch.slot_token[slot] = token;
+    args.scratch.slot_weight[slot] = weight;
+    args.scratch.token_slots[token * (args.chosen + 1) + i] = slot;
+  };
+  for (int pair = static_cast<int>(threadIdx.x); pair < args.tokens * args.chosen;
+       pair += kSortThreads) {
+    const int token = pair / args.chosen;
+    const int i = pair % args.chosen;
+    const int expert = args.experts[token * args.experts_stride + i];
+    place(token, i, atomicAdd(&shared.next[expert], 1),
+          args.weights[token * args.weights_stride + i]);
+  }
+  if (!args.has_shared) return;
+  for (int token = static_cast<int>(threadIdx.x); token < args.tokens; token += kSortThreads) {
+    place(token, args.chosen, shared.first_slot[args.num_experts] + token, 1.0f);
+  }
+}
+
+// The order of an expert's slots follows the atomics, and does not matter: a slot's result depends
+// on its token only.
+__global__ void SortByExpertKernel(const __grid_constant__ SortArgs args) {
+  __shared__ SortShared shared;
+  WaitForPreviousKernel();
+  for (int e = static_cast<int>(threadIdx.x); e <= args.num_experts; e += kSortThreads) {
+    shared.next[e] = e == args.num_experts && args.has_shared ? args.tokens : 0;
+  }
+  __syncthreads();
+  for (int pair = static_cast<int>(threadIdx.x); pair < args.tokens * args.chosen;
+       pair += kSortThreads) {
+    atomicAdd(&shared.next[args.experts[pair / args.chosen * args.experts_stride +
+                                        pair % args.chosen]], 1);
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) SumCounts(args, shared);
+  __syncthreads();
+  PlaceTokens(args, shared);
+  for (int e = static_cast<int>(threadIdx.x); e <= args.num_experts; e += kSortThreads) {
+    const int end = shared.first_slot[e + 1];
+    int tile = shared.first_tile[e];
+    for (int first = shared.first_slot[e]; first < end; first += args.tile_rows) {
+      args.scratch.tiles[tile++] = {e, first, min(args.tile_rows, end - first)};
+    }
+  }
+}
+
+struct ActivateArgs {
+  const uint16_t* gate_up;
+  const float* slot_weight;
+  uint16_t* inner;
+  int64_t num_elements;  // slots * width
+  int width;
+  float limit;
+};
+
+// inner = round(silu(min(gate, limit)) * clamp(up) * weight); a NaN stays NaN.
+__global__ void ActivateKernel(const __grid_constant__ ActivateArgs args) {
+  WaitForPreviousKernel();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= args.num_elements) return;
+  const int64_t slot = i / args.width;
+  const int64_t at = slot * 2 * args.width + i % args.width;
+  float gate = Bf16ToFloat(args.gate_up[at]);
+  float up = Bf16ToFloat(args.gate_up[at + args.width]);
+  gate = gate > args.limit ? args.limit : gate;
+  up = up > args.limit ? args.limit : (up < -args.limit ? -args.limit : up);
+  const float silu = gate / (1.0f + expf(-gate));
+  args.inner[i] = FloatToBf16(silu * up * args.slot_weight[slot]);
+}
+
+struct CombineArgs {
+  const uint16_t* results;  // [slots, hidden]
+  const int32_t* token_slots;
+  uint16_t* out;
+  int64_t out_stride, num_elements;
+  int hidden, chosen, count;  // count: chosen, and the shared one if there is one
+};
+
+__global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
+  WaitForPreviousKernel();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= args.num_elements) return;
+  const int64_t token = i / args.hidden;
+  const int64_t channel = i % args.hidden;
+  float sum = 0;
+  for (int j = 0; j < args.count; ++j) {
+    const int64_t slot = args.token_slots[token * (args.chosen + 1) + j];
+    sum += Bf16ToFloat(args.results[slot * args.hidden + channel]);
+  }
+  args.out[token * args.out_stride + channel] = FloatToBf16(sum);
+}
+
+template <typename Kernel, typename Args>
+void LaunchElements(Kernel kernel, const Args& args, cudaStream_t stream) {
+  LaunchOverlapped(kernel,
+                   {.blocks = (args.num_elements + kThreads - 1) / kThreads, .threads = kThreads},
+                   stream, args);
+}
+
+// Elements between one expert's matrices and the next one's. REQUIRES: they are evenly spaced, as
+// the loader packs them.
+int64_t ExpertStride(const MoeExpertsParams& p) {
+  if (p.routed.size() < 2) return 0;
+  const auto address = [](const PackedWeight& weight) { return weight.data.as<uint16_t>(); };
+  const int64_t stride = address(p.routed[1].w1) - address(p.routed[0].w1);
+  for (size_t e = 1; e < p.routed.size(); ++e) {
+    const int64_t offset = stride * static_cast<int64_t>(e);
+    const bool even = address(p.routed[e].w1) == address(p.routed[0].w1) + offset &&
+                      address(p.routed[e].w2) == address(p.routed[0].w2) + offset &&
+                      address(p.routed[e].w3) == address(p.routed[0].w3) + offset;
+    RequireArgument(even, "LaunchMoeExperts", "experts are not evenly spaced in memory, expert",
+                    static_cast<int64_t>(e));
+  }
+  return stride;
+}
+
+int TileRows(const Sizes& sizes) {
+  const int64_t mean = sizes.tokens * sizes.chosen / sizes.experts;
+  return mean <= 16 ? 16 : mean <= 32 ? 32 : mean <= 64 ? 64 : 128;
+}
+
+// Tokens [first, first + sizes.tokens).
+void LaunchBlock(const MoeExpertsParams& p, int64_t first, const Sizes& sizes,
+                 int64_t expert_stride, cudaStream_t stream) {
+  const Scratch scratch = Carve(sizes, p.scratch.as<uint8_t>());
+  const int tile_rows = TileRows(sizes);
+  const bool has_shared = p.shared != nullptr;
+  const int count = static_cast<int>(sizes.chosen) + (has_shared ? 1 : 0);
+  const int64_t slots = sizes.tokens * count;
+  LaunchOverlapped(SortByExpertKernel, {.blocks = 1, .threads = kSortThreads}, stream,
+                   SortArgs{.experts = p.experts.row<int32_t>(first),
+                            .weights = p.weights.row<float>(first),
+                            .experts_stride = p.experts.strides[0],
+                            .weights_stride = p.weights.strides[0],
+                            .scratch = scratch,
+                            .tokens = static_cast<int>(sizes.tokens),
+                            .chosen = static_cast<int>(sizes.chosen),
+                            .num_experts = static_cast<int>(sizes.experts),
+                            .tile_rows = tile_rows,
+                            .has_shared = has_shared});
+  const auto address = [](const PackedWeight& weight) { return weight.data.as<uint16_t>(); };
+  const ExpertWeights& routed = p.routed[0];
+  const ExpertWeights& shared = has_shared ? *p.shared : routed;
+  GemmArgs product = {.x = p.x.row<uint16_t>(first),
+                      .x_stride = p.x.strides[0],
+                      .rows = slots,
+                      .weight = {address(routed.w1), address(routed.w3)},
+                      .parts = 2,
+                      .n = sizes.width,
+                      .k = sizes.hidden,
+                      .out = scratch.gate_up,
+                      .out_stride = 2 * sizes.width,
+                      .tiles = scratch.tiles,
+                      .num_tiles = scratch.num_tiles,
+                      .max_tiles = sizes.max_tiles(tile_rows),
+                      .tile_rows = tile_rows,
+                      .expert_stride = expert_stride,
+                      .num_experts = static_cast<int>(sizes.experts),
+                      .shared_weight = {address(shared.w1), address(shared.w3)},
+                      .x_rows = scratch.slot_token};
+  LaunchGemm(product, stream);
+  LaunchElements(ActivateKernel,
+                 ActivateArgs{.gate_up = scratch.gate_up,
+                              .slot_weight = scratch.slot_weight,
+                              .inner = scratch.inner,
+                              .num_elements = slots * sizes.width,
+                              .width = static_cast<int>(sizes.width),
+                              .limit = p.limit},
+                 stream);
+  product.x = scratch.inner;
+  product.x_stride = sizes.width;
+  product.weight[0] = address(routed.w2);
+  product.shared_weight[0] = address(shared.w2);
+  product.parts = 1;
+  product.n = sizes.hidden;
+  product.k = sizes.width;
+  product.out = scratch.gate_up;
+  product.out_stride = sizes.hidden;
+  product.x_rows = nullptr;
+  LaunchGemm(product, stream);
+  LaunchElements(CombineKernel,
+                 CombineArgs{.results = scratch.gate_up,
+                             .token_slots = scratch.token_slots,
+                             .out = p.out.row<uint16_t>(first),
+                             .out_stride = p.out.strides[0],
+                             .num_elements = sizes.tokens * sizes.hidden,
+                             .hidden = static_cast<int>(sizes.hidden),
+                             .chosen = static_cast<int>(sizes.chosen),
+                             .count = count},
+                 stream);
+}
+
+}  // namespace
+
+int64_t MoeExpertsScratchBytes(int64_t num_tokens, int64_t experts_per_token, int64_t hidden,
+                               int64_t width, int64_t num_experts) {
+  const Sizes sizes = {.tokens = std::min(num_tokens, kBlockTokens),
+                       .chosen = experts_per_token,
+                       .hidden = hidden,
+                       .width = width,
+                       .experts = num_experts};
+  return Carve(sizes, nullptr).num_bytes;
+}
+
+void LaunchMoeExperts(const MoeExpertsParams& p, cudaStream_t stream) {
+  Sizes sizes = {.tokens = 0,
+                 .chosen = p.experts.shape[1],
+                 .hidden = p.x.shape[1],
+                 .width = p.routed[0].w1.n,
+                 .experts = static_cast<int64_t>(p.routed.size())};
+  RequireArgument(sizes.experts <= kMaxExperts, "LaunchMoeExperts", "more than 1,024 experts",
+                  sizes.experts);
+  const int64_t expert_stride = ExpertStride(p);
+  for (int64_t first = 0; first < p.x.shape[0]; first += kBlockTokens) {
+    sizes.tokens = std::min(kBlockTokens, p.x.shape[0] - first);
+    LaunchBlock(p, first, sizes, expert_stride, stream);
+  }
+}
+
+}  // namespace lodestone::cuda

@@ -1,0 +1,219 @@
+// Rows of a hand-off to a staging slot and back, with their digests (MoveRowsParams).
+//
+// Four lanes have one row: lane j keeps accumulator j of XXH64 and copies every fourth word of 8
+// bytes, so that one pass over the row copies and digests it. The runs travel as a kernel argument,
+// kMaxRuns a launch. Bound by the bytes, read once and written once.
+
+#include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/op_launchers.h"
+
+namespace lodestone::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kLanes = 4;    // of one row
+constexpr int kMaxRuns = 256;
+
+struct RunArgs {
+  uint8_t* part[RowRun::kMaxParts];
+  int64_t part_stride[RowRun::kMaxParts];
+  int64_t first_entry;
+  int64_t first_row;     // of this launch
+  int64_t slot_offset;   // bytes
+  int32_t part_bytes[RowRun::kMaxParts];
+  int32_t kind, layer;
+};
+
+struct MoveArgs {
+  uint8_t* slot;
+  unsigned long long* digests;
+  int64_t num_rows;
+  int32_t num_runs;
+  bool pack;
+  RunArgs runs[kMaxRuns];
+};
+static_assert(sizeof(MoveArgs) <= 32764, "kernel arguments are at most 32,764 bytes");
+
+constexpr uint64_t kPrime1 = 0x9e3779b185ebca87u;
+constexpr uint64_t kPrime2 = 0xc2b2ae3d27d4eb4fu;
+constexpr uint64_t kPrime3 = 0x165667b19e3779f9u;
+constexpr uint64_t kPrime4 = 0x85ebca77c2b2ae63u;
+constexpr uint64_t kPrime5 = 0x27d4eb2f165667c5u;
+
+__device__ uint64_t Rotate(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
+
+// The steps of XXH64 (its specification, 3.2 to 3.7).
+__device__ uint64_t Round(uint64_t acc, uint64_t lane) {
+  return Rotate(acc + lane * kPrime2, 31) * kPrime1;
+}
+__device__ uint64_t MergeRound(uint64_t acc, uint64_t lane) {
+  return (acc ^ Round(0, lane)) * kPrime1 + kPrime4;
+}
+__device__ uint64_t AddTail8(uint64_t acc, uint64_t lane) {
+  return Rotate(acc ^ Round(0, lane), 27) * kPrime1 + kPrime4;
+}
+__device__ uint64_t AddTail4(uint64_t acc, uint32_t lane) {
+  return Rotate(acc ^ lane * kPrime1, 23) * kPrime2 + kPrime3;
+}
+__device__ uint64_t Avalanche(uint64_t x) {
+  x = (x ^ x >> 33) * kPrime2;
+  x = (x ^ x >> 29) * kPrime3;
+  return x ^ x >> 32;
+}
+
+// kernels/numeric/row_digest.h.
+__device__ uint64_t Mix64(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+__device__ uint64_t RowSeed(int32_t kind, int32_t layer, int64_t entry) {
+  const uint64_t place = static_cast<uint64_t>(kind) << 32 | static_cast<uint32_t>(layer);
+  return Mix64(Mix64(place + 0x9e3779b97f4a7c15u) + static_cast<uint64_t>(entry));
+}
+
+// One row, at its place in the cache and in the slot; offsets count bytes of the concatenation.
+struct RowPlace {
+  uint8_t* part[RowRun::kMaxParts];
+  int32_t first_bytes;
+  uint8_t* slot;
+  bool pack;
+
+  // Copies the word at `offset` in the direction of the move and returns it. 4-byte steps, since
+  // formats have row sizes that are multiples of 4 only.
+  __device__ uint32_t Move4(int offset) const {
+    uint8_t* const cache =
+        offset < first_bytes ? part[0] + offset : part[1] + (offset - first_bytes);
+    uint32_t* const from = reinterpret_cast<uint32_t*>(pack ? cache : slot + offset);
+    uint32_t* const to = reinterpret_cast<uint32_t*>(pack ? slot + offset : cache);
+    const uint32_t word = *from;
+    *to = word;
+    return word;
+  }
+  __device__ uint64_t Move8(int offset) const {
+    const uint64_t low = Move4(offset);
+    return static_cast<uint64_t>(Move4(offset + 4)) << 32 | low;
+  }
+};
+
+// Moves the row and returns its XXH64, valid in the first of its four lanes.
+__device__ uint64_t MoveRow(const RowPlace& row, int num_bytes, uint64_t seed) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const uint32_t team = 0xfu << (threadIdx.x % 32 / kLanes * kLanes);
+  uint64_t acc = seed;
+  if (lane == 0) acc += kPrime1 + kPrime2;
+  if (lane == 1) acc += kPrime2;
+  if (lane == 3) acc -= kPrime1;
+  const int stripes = num_bytes / 32;
+  for (int i = 0; i < stripes; ++i) acc = Round(acc, row.Move8(32 * i + 8 * lane));
+  uint64_t all[kLanes];
+  for (int j = 0; j < kLanes; ++j) all[j] = __shfl_sync(team, acc, j, kLanes);
+  if (lane != 0) return 0;
+  uint64_t hash = seed + kPrime5;
+  if (stripes > 0) {
+    hash = Rotate(all[0], 1) + Rotate(all[1], 7) + Rotate(all[2], 12) + Rotate(all[3], 18);
+    for (int j = 0; j < kLanes; ++j) hash = MergeRound(hash, all[j]);
+  }
+  hash += static_cast<uint64_t>(num_bytes);
+  int at = 32 * stripes;
+  for (; at + 8 <= num_bytes; at += 8) hash = AddTail8(hash, row.Move8(at));
+  if (at < num_bytes) hash = AddTail4(hash, row.Move4(at));
+  return Avalanche(hash);
+}
+
+// The run that has row `row` of this launch.
+__device__ const RunArgs& FindRun(const MoveArgs& args, int64_t row) {
+  int low = 0;
+  int high = args.num_runs;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (args.runs[middle].first_row <= row) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return args.runs[low];
+}
+
+__global__ void MoveRowsKernel(const __grid_constant__ MoveArgs args) {
+  __shared__ unsigned long long digests[kNumCacheKinds];
+  if (threadIdx.x < kNumCacheKinds) digests[threadIdx.x] = 0;
+  WaitForPreviousKernel();
+  __syncthreads();
+  const int64_t index = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kLanes;
+  if (index < args.num_rows) {
+    const RunArgs& run = FindRun(args, index);
+    const int64_t row = index - run.first_row;
+    const int num_bytes = run.part_bytes[0] + run.part_bytes[1];
+    const RowPlace place = {.part = {run.part[0] + row * run.part_stride[0],
+                                     run.part[1] + row * run.part_stride[1]},
+                            .first_bytes = run.part_bytes[0],
+                            .slot = args.slot + run.slot_offset + row * num_bytes,
+                            .pack = args.pack};
+    const uint64_t hash =
+        MoveRow(place, num_bytes, RowSeed(run.kind, run.layer, run.first_entry + row));
+    if (threadIdx.x % kLanes == 0) {
+      atomicAdd(&digests[run.kind], static_cast<unsigned long long>(Mix64(hash)));
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < kNumCacheKinds && digests[threadIdx.x] != 0) {
+    atomicAdd(&args.digests[threadIdx.x], digests[threadIdx.x]);
+  }
+}
+
+void LaunchRuns(const MoveArgs& args, cudaStream_t stream) {
+  if (args.num_rows == 0) return;
+  LaunchOverlapped(MoveRowsKernel,
+                   {.blocks = (args.num_rows * kLanes + kThreads - 1) / kThreads,
+                    .threads = kThreads},
+                   stream, args);
+}
+
+void LaunchMoveRows(const MoveRowsParams& p, bool pack, cudaStream_t stream) {
+  MoveArgs args = {};
+  args.slot = reinterpret_cast<uint8_t*>(p.slot);
+  args.digests = reinterpret_cast<unsigned long long*>(p.digests);
+  args.pack = pack;
+  int64_t slot_offset = 0;
+  for (const RowRun& run : p.runs) {
+    if (run.num_rows == 0) continue;
+    RequireArgument(run.part_bytes[0] % 4 == 0 && run.part_bytes[1] % 4 == 0, "LaunchMoveRows",
+                    "row bytes are not a multiple of 4", run.row_bytes());
+    if (args.num_runs == kMaxRuns) {
+      LaunchRuns(args, stream);
+      args.num_runs = 0;
+      args.num_rows = 0;
+    }
+    RunArgs& out = args.runs[args.num_runs++];
+    out = {};
+    for (int i = 0; i < run.num_parts; ++i) {
+      out.part[i] = reinterpret_cast<uint8_t*>(run.part[i]);
+      out.part_stride[i] = run.part_stride[i];
+      out.part_bytes[i] = static_cast<int32_t>(run.part_bytes[i]);
+    }
+    out.first_entry = run.first_entry;
+    out.first_row = args.num_rows;
+    out.slot_offset = slot_offset;
+    out.kind = static_cast<int32_t>(run.kind);
+    out.layer = run.layer;
+    args.num_rows += run.num_rows;
+    slot_offset += run.bytes();
+  }
+  LaunchRuns(args, stream);
+}
+
+}  // namespace
+
+void LaunchPackRows(const MoveRowsParams& p, cudaStream_t stream) {
+  LaunchMoveRows(p, true, stream);
+}
+
+void LaunchScatterRows(const MoveRowsParams& p, cudaStream_t stream) {
+  LaunchMoveRows(p, false, stream);
+}
+
+}  // namespace lodestone::cuda
