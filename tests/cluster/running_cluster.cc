@@ -54,9 +54,9 @@ RunningCluster::RunningCluster(ChildProcess process, std::string run_dir)
 RunningCluster::~RunningCluster() { Stop(); }
 
 absl::StatusOr<std::unique_ptr<RunningCluster>> RunningCluster::Start(
-    const std::vector<std::string>& flags, milliseconds timeout) {
+    const std::vector<std::string>& flags, milliseconds timeout, const std::string& bin_dir) {
   const std::string run_dir = NewRunDir();
-  ProcessOptions options{.argv = {LODESTONE_BIN_DIR "/lodestone", "up", "--model", kNeedleTiny,
+  ProcessOptions options{.argv = {bin_dir + "/lodestone", "up", "--model", kNeedleTiny,
                                   "--http-port", "0", "--run-dir", run_dir},
                          .stdout_path = run_dir + "/up.out",
                          .stderr_path = run_dir + "/up.log"};

@@ -27,11 +27,12 @@ struct RunningMember {
 // `lodestone up` as a process of its own, with the real binaries. Stopped by the destructor.
 class RunningCluster {
  public:
-  // `flags` beside --model, --http-port and --run-dir. UNAVAILABLE, with what it said, if it ends
-  // or is not ready in `timeout`.
+  // `flags` beside --model, --http-port and --run-dir; `bin_dir` has all the binaries. UNAVAILABLE,
+  // with what it said, if it ends or is not ready in `timeout`.
   static absl::StatusOr<std::unique_ptr<RunningCluster>> Start(
       const std::vector<std::string>& flags,
-      std::chrono::milliseconds timeout = std::chrono::minutes(3));
+      std::chrono::milliseconds timeout = std::chrono::minutes(3),
+      const std::string& bin_dir = LODESTONE_BIN_DIR);
   ~RunningCluster();
 
   const std::string& url() const { return url_; }

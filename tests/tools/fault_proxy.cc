@@ -92,6 +92,10 @@ class FaultProxy::Connection {
   absl::Status Send(int to, std::span<const std::byte> bytes, bool forward) {
     while (!bytes.empty()) {
       while (Blocked(forward) && !stop_) std::this_thread::sleep_for(kSlice);
+      if (proxy_.weather_ == Weather::kCut) {
+        Break();
+        return absl::CancelledError("cut");
+      }
       const bool slow = proxy_.weather_ == Weather::kTrickle;
       const size_t count = slow ? std::min(bytes.size(), kTrickleBytes) : bytes.size();
       RETURN_IF_ERROR(WriteAll(to, bytes.first(count), {}, Limits()));
