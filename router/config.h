@@ -31,7 +31,7 @@ struct RouterConfig {
   int64_t max_connections = 10'000;
 
   std::chrono::milliseconds worker_timeout{1'500};
-  std::chrono::milliseconds replay_wait{10'000};
+  std::chrono::milliseconds replay_wait{8'000};
   std::chrono::milliseconds stall_timeout{60'000};
   std::chrono::milliseconds handoff_timeout{15'000};
   int64_t max_attempts = 4;

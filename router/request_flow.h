@@ -31,7 +31,7 @@ class TokenSink {
 
 struct FlowSettings {
   int max_attempts_without_progress = 4;
-  std::chrono::milliseconds replay_wait{10'000};    // for a worker to take over
+  std::chrono::milliseconds replay_wait{8'000};     // for a worker to take over
   std::chrono::milliseconds stall_timeout{60'000};    // without a token
   std::chrono::milliseconds handoff_timeout{15'000};  // from prefill's answer to the second token
   std::chrono::milliseconds reserve_timeout{2'000};
