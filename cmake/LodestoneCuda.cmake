@@ -33,11 +33,12 @@ option(LODESTONE_CUDA "Build the CUDA kernels" ${lodestone_cuda_default})
 set(LODESTONE_CUDA_ARCHITECTURES "90a" CACHE STRING
   "Architectures to compile for, e.g. 90a;100a;120a. All but 90a run the portable kernels")
 
-# lodestone_cuda_kernels(FOLDER): lodestone_kernels_cuda from every FOLDER/*.cu.
+# lodestone_cuda_kernels(FOLDER): lodestone_kernels_cuda from every FOLDER/*.cu and the ops over them, or
+# what stands in for the ops without CUDA.
 function(lodestone_cuda_kernels folder)
   if(NOT LODESTONE_CUDA)
-    return()
     target_sources(lodestone_kernels PRIVATE ${PROJECT_SOURCE_DIR}/${folder}/no_cuda_ops.cc)
+    return()
   endif()
   if(NOT lodestone_cuda_found)
     message(FATAL_ERROR "LODESTONE_CUDA is ON, but the CUDA toolkit was not found (see above)")
@@ -70,8 +71,6 @@ function(lodestone_cuda_kernels folder)
   target_link_libraries(lodestone_kernels_cuda PUBLIC lodestone_kernels ${LODESTONE_CUDART} Threads::Threads rt ${CMAKE_DL_LIBS})
 endfunction()
 
-# lodestone_nccl(FOLDER DEPS...): lodestone_nccl from every FOLDER/*.cc. NCCL itself is loaded at run time.
-function(lodestone_nccl folder)
 # lodestone_cuda_runtime(FOLDER): the calls of the CUDA runtime, or what stands in for them without CUDA.
 function(lodestone_cuda_runtime folder)
   if(LODESTONE_CUDA)
@@ -83,6 +82,8 @@ function(lodestone_cuda_runtime folder)
   endif()
 endfunction()
 
+# lodestone_nccl(FOLDER DEPS...): lodestone_nccl from every FOLDER/*.cc. NCCL itself is loaded at run time.
+function(lodestone_nccl folder)
   if(NOT LODESTONE_CUDA)
     return()
   endif()
@@ -90,4 +91,24 @@ endfunction()
   add_library(lodestone_nccl STATIC ${sources})
   target_include_directories(lodestone_nccl SYSTEM PUBLIC ${LODESTONE_CUDA_INCLUDE})
   target_link_libraries(lodestone_nccl PUBLIC ${ARGN} ${LODESTONE_CUDART} Threads::Threads rt ${CMAKE_DL_LIBS})
+endfunction()
+
+# lodestone_gpu_tests(FOLDER): gpu_tests, from every FOLDER/**.cc and, with the CUDA ops in the place of the
+# CPU's, the op tests of tests/kernels. Skipped where there is no GPU. Carried to machines that have
+# one (FOLDER/pack), so files are named from the working directory, the source root.
+function(lodestone_gpu_tests folder)
+  if(NOT LODESTONE_CUDA)
+    return()
+  endif()
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cc ${PROJECT_SOURCE_DIR}/tests/testing/*.cc)
+  foreach(op norm_rope_cpu hyper_connection_cpu compress_kv_cpu index_topk_cpu index_topk_hostile linear_cpu
+             sparse_attention_cpu moe_cpu pack_rows_cpu)
+    list(APPEND sources ${PROJECT_SOURCE_DIR}/tests/kernels/${op}_test.cc)
+  endforeach()
+  add_executable(gpu_tests ${sources} ${PROJECT_SOURCE_DIR}/tests/kernels/op_test_support.cc)
+  target_link_libraries(gpu_tests PRIVATE lodestone_engine lodestone_kernels_cuda GTest::gmock GTest::gtest_main)
+  target_compile_options(gpu_tests PRIVATE -O1 -g0)
+  target_compile_definitions(gpu_tests PRIVATE LODESTONE_SOURCE_DIR=".")
+  add_test(NAME gpu COMMAND gpu_tests WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(gpu PROPERTIES LABELS gpu TIMEOUT 900)
 endfunction()

@@ -1,20 +1,26 @@
 #include "engine/batch.h"
 
 #include <algorithm>
+#include <cstring>
 
+#include "base/logging.h"
+#include "base/status_macros.h"
 #include "engine/engine.h"
 #include "kvcache/cache_shape.h"
 
 namespace lodestone {
 namespace {
 
-TensorView View(std::vector<int32_t>& values) {
-  return TensorView(values.data(), DType::kI32, {static_cast<int64_t>(values.size())});
+constexpr int64_t kAlignment = 256;  // of an array on a device
+
+constexpr int64_t AlignedBytes(int64_t num_ints) {
+  return (num_ints * int64_t{sizeof(int32_t)} + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 }  // namespace
 
-Batch::Batch(int64_t max_tokens, int64_t max_sequences) {
+Batch::Batch(int64_t max_tokens, int64_t max_sequences)
+    : max_tokens_(max_tokens), max_sequences_(max_sequences) {
   for (auto* array : {&id_, &position_, &token_seq_, &visible_}) {
     array->reserve(static_cast<size_t>(max_tokens));
   }
@@ -22,6 +28,19 @@ Batch::Batch(int64_t max_tokens, int64_t max_sequences) {
     array->reserve(static_cast<size_t>(max_sequences));
   }
   logit_parts_.reserve(static_cast<size_t>(max_sequences));
+}
+
+int64_t Batch::DeviceBytes(int64_t max_tokens, int64_t max_sequences, int64_t max_context) {
+  return 4 * AlignedBytes(max_tokens) + 4 * AlignedBytes(max_sequences) +
+         AlignedBytes(max_sequences * PagesFor(max_context));
+}
+
+absl::Status Batch::MoveTo(Stream* stream, int64_t max_context) {
+  const int64_t bytes = DeviceBytes(max_tokens_, max_sequences_, max_context);
+  ASSIGN_OR_RETURN(pinned_, Buffer::Allocate(bytes, SharedMemory(stream->device())));
+  ASSIGN_OR_RETURN(device_, Buffer::Allocate(bytes, WorkMemory(stream->device())));
+  stream_ = stream;
+  return absl::OkStatus();
 }
 
 void Batch::Fill(std::span<const StepPart> parts) {
@@ -64,17 +83,29 @@ void Batch::AppendPart(size_t number, const StepPart& part) {
   }
 }
 
+TensorView Batch::Place(std::vector<int32_t>& values) {
+  const int64_t count = std::ssize(values);
+  if (stream_ == nullptr) return TensorView(values.data(), DType::kI32, {count});
+  CHECK_LE(placed_bytes_ + AlignedBytes(count), device_.size()) << "a batch beyond its bounds";
+  std::memcpy(pinned_.data() + placed_bytes_, values.data(), values.size() * sizeof(int32_t));
+  const TensorView view(device_.data() + placed_bytes_, DType::kI32, {count}, Device::kCuda);
+  placed_bytes_ += AlignedBytes(count);
+  return view;
+}
+
 void Batch::MakeViews() {
   const int64_t num_seqs = std::ssize(first_);
-  ids_ = View(id_);
-  num_visible_ = View(visible_);
-  logit_rows_ = View(rows_);
-  index_ = {.positions = View(position_),
-            .token_seq = View(token_seq_),
-            .seq_first = View(first_),
-            .seq_tokens = View(count_),
-            .seq_slot = View(slot_),
-            .block_table = TensorView(table_.data(), DType::kI32, {num_seqs, num_columns_})};
+  placed_bytes_ = 0;
+  ids_ = Place(id_);
+  num_visible_ = Place(visible_);
+  logit_rows_ = Place(rows_);
+  index_ = {.positions = Place(position_),
+            .token_seq = Place(token_seq_),
+            .seq_first = Place(first_),
+            .seq_tokens = Place(count_),
+            .seq_slot = Place(slot_),
+            .block_table = TensorView(Place(table_).data, DType::kI32, {num_seqs, num_columns_})};
+  if (stream_ != nullptr) stream_->Copy(device_.data(), pinned_.data(), placed_bytes_);
 }
 
 }  // namespace lodestone

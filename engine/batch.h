@@ -4,7 +4,10 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "kernels/op_params.h"
+#include "runtime/memory.h"
+#include "runtime/stream.h"
 
 namespace lodestone {
 
@@ -14,6 +17,13 @@ struct StepPart;
 class Batch {
  public:
   Batch(int64_t max_tokens, int64_t max_sequences);
+
+  // From now on Fill queues a copy of the arrays on `stream` and the views are of its device. Not
+  // owned; the arrays may be filled again once the stream has passed the step. Sequences have
+  // at most `max_context` tokens. Errors of Buffer::Allocate.
+  absl::Status MoveTo(Stream* stream, int64_t max_context);
+  // Device memory that MoveTo takes.
+  static int64_t DeviceBytes(int64_t max_tokens, int64_t max_sequences, int64_t max_context);
 
   // Fills the arrays from the parts; every part's pages cover its tokens already.
   // REQUIRES: the parts stay within the constructor's bounds.
@@ -31,7 +41,10 @@ class Batch {
  private:
   void AppendPart(size_t number, const StepPart& part);
   void MakeViews();
+  TensorView Place(std::vector<int32_t>& values);
 
+  const int64_t max_tokens_;
+  const int64_t max_sequences_;
   std::vector<int32_t> id_, position_, token_seq_, visible_;  // [T]
   std::vector<int32_t> first_, count_, slot_, table_;         // [B], table [B, columns]
   std::vector<int32_t> rows_;                                 // [R]
@@ -39,6 +52,9 @@ class Batch {
   TensorView ids_, num_visible_, logit_rows_;
   BatchIndex index_;
   int64_t num_columns_ = 1;  // of the block table
+  Stream* stream_ = nullptr;  // null: the views are of the vectors
+  Buffer pinned_, device_;
+  int64_t placed_bytes_ = 0;
   int64_t max_visible_ = 0;
   int64_t max_position_ = 0;
 };

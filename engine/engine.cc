@@ -10,7 +10,9 @@
 #include "base/thread_pool.h"
 #include "engine/batch.h"
 #include "engine/sampler.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "model/checkpoint.h"
+#include "model/device_weights.h"
 #include "model/transformer.h"
 
 namespace lodestone {
@@ -67,25 +69,68 @@ absl::StatusOr<MemoryPlan> PlanEngine(const EngineOptions& options, const ModelC
   ASSIGN_OR_RETURN(const int64_t max_context, ContextOf(options, config));
   const ForwardLimits limits = LimitsOf(options, max_context);
   const int64_t logits_bytes = limits.max_logit_rows * config.vocab_size * int64_t{sizeof(float)};
+  const int64_t batch_bytes =
+      options.device.is_host()
+          ? 0
+          : Batch::DeviceBytes(limits.max_tokens, options.max_sequences, max_context);
   return PlanMemory(
       {.shape = ShapeOf(config, formats),
        .memory_limit_bytes = options.memory_limit_bytes,
        .weight_bytes = WeightBytes(config, ops),
-       .scratch_bytes = Transformer::WorkspaceBytes(config, ops, formats, limits) + logits_bytes,
+       .scratch_bytes = Transformer::WorkspaceBytes(config, ops, formats, limits) + logits_bytes +
+                        batch_bytes,
        .staging_bytes = options.staging_bytes,
        .transport_bytes = options.transport_bytes,
        .max_sequences = options.max_sequences,
        .max_context = max_context});
 }
 
+namespace {
+
+// What ops run on, and the ops.
+struct Backend {
+  std::unique_ptr<ThreadPool> pool;
+  Stream stream;
+  std::unique_ptr<Ops> ops;
+};
+
+absl::StatusOr<Backend> MakeBackend(const EngineOptions& options) {
+  if (options.device.is_host()) {
+    if (!CpuOpsSupported()) {
+      return absl::UnavailableError(
+          "this processor lacks AVX2 or FMA, which the CPU backend needs");
+    }
+    auto pool = std::make_unique<ThreadPool>(NumComputeThreads(options));
+    Stream stream(pool.get());
+    std::unique_ptr<Ops> ops = MakeCpuOps(pool->num_threads());
+    return Backend{std::move(pool), std::move(stream), std::move(ops)};
+  }
+  auto pool = std::make_unique<ThreadPool>(1);
+  ASSIGN_OR_RETURN(Stream stream, Stream::Create(options.device, pool.get()));
+  ASSIGN_OR_RETURN(std::unique_ptr<Ops> ops, MakeCudaOps(options.device));
+  return Backend{std::move(pool), std::move(stream), std::move(ops)};
+}
+
+absl::Status CheckFormats(DeviceId device, const FormatChoice& formats) {
+  if (device.is_host()) return absl::OkStatus();
+  if (formats.numerics == Numerics::kExact) {
+    return absl::InvalidArgumentError("numerics exact are for the device cpu only, not for " +
+                                      Name(device));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 struct Engine::Impl {
-  Impl(const EngineOptions& engine_options, ModelConfig model_config, FormatChoice format_choice)
+  Impl(const EngineOptions& engine_options, ModelConfig model_config, FormatChoice format_choice,
+       Backend backend)
       : options(engine_options),
         config(std::move(model_config)),
         formats(format_choice),
-        pool(NumComputeThreads(engine_options)),
-        stream(&pool),
-        ops(MakeCpuOps(pool.num_threads())) {}
+        pool(std::move(backend.pool)),
+        stream(std::move(backend.stream)),
+        ops(std::move(backend.ops)) {}
 
   absl::Status Load(const Checkpoint& checkpoint);
   absl::Status CheckParts(std::span<const StepPart> parts) const;
@@ -94,7 +139,7 @@ struct Engine::Impl {
   const EngineOptions options;
   const ModelConfig config;
   const FormatChoice formats;
-  ThreadPool pool;
+  const std::unique_ptr<ThreadPool> pool;
   Stream stream;
   const std::unique_ptr<Ops> ops;
   LayoutDescriptor layout;
@@ -105,6 +150,7 @@ struct Engine::Impl {
   std::unique_ptr<Batch> batch;
   Buffer workspace;
   Buffer logits;
+  Buffer host_logits;  // where the ops do not work on the host
 };
 
 absl::Status Engine::Impl::Load(const Checkpoint& checkpoint) {
@@ -112,33 +158,43 @@ absl::Status Engine::Impl::Load(const Checkpoint& checkpoint) {
   layout = DescribeLayout(ShapeOf(config, formats),
                           IdentityOf(config, formats, model_id, options.tokenizer_fingerprint));
   ASSIGN_OR_RETURN(const MemoryPlan plan, PlanEngine(options, config, formats, *ops));
-  ASSIGN_OR_RETURN(cache, CachePool::Create(plan, options.freed_pages));
+  const MemoryPlace place = WorkMemory(options.device);
+  ASSIGN_OR_RETURN(cache, CachePool::Create(plan, options.freed_pages, &stream));
   ASSIGN_OR_RETURN(weights, LoadWeights(config, checkpoint, *ops, options.progress));
+  if (!options.device.is_host()) {
+    ASSIGN_OR_RETURN(weights, CopyToDevice(std::move(weights), options.device));
+  }
   const ForwardLimits limits = LimitsOf(options, plan.max_context);
   ASSIGN_OR_RETURN(workspace,
-                   Buffer::Allocate(Transformer::WorkspaceBytes(config, *ops, formats, limits)));
-  ASSIGN_OR_RETURN(
-      logits, Buffer::Allocate(limits.max_logit_rows * config.vocab_size * int64_t{sizeof(float)}));
+                   Buffer::Allocate(Transformer::WorkspaceBytes(config, *ops, formats, limits), place));
+  const int64_t logits_bytes = limits.max_logit_rows * config.vocab_size * int64_t{sizeof(float)};
+  ASSIGN_OR_RETURN(logits, Buffer::Allocate(logits_bytes, place));
   transformer = std::make_unique<Transformer>(config, weights, *ops, formats);
   batch = std::make_unique<Batch>(limits.max_tokens, options.max_sequences);
+  int64_t batch_bytes = 0;
+  if (!options.device.is_host()) {
+    ASSIGN_OR_RETURN(host_logits, Buffer::Allocate(logits_bytes, SharedMemory(options.device)));
+    RETURN_IF_ERROR(batch->MoveTo(&stream, plan.max_context));
+    batch_bytes = Batch::DeviceBytes(limits.max_tokens, options.max_sequences, plan.max_context);
+  }
   Ledger& ledger = cache->ledger();
   ledger.SetUsed(MemoryPool::kWeights, weights.memory.size());
-  ledger.SetUsed(MemoryPool::kScratch, workspace.size() + logits.size());
+  ledger.SetUsed(MemoryPool::kScratch, workspace.size() + logits.size() + batch_bytes);
   ledger.SetUsed(MemoryPool::kStaging, options.staging_bytes);
   ledger.SetUsed(MemoryPool::kTransport, options.transport_bytes);
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options) {
-  if (!CpuOpsSupported()) {
-    return absl::UnavailableError("this processor lacks AVX2 or FMA, which the CPU backend needs");
-  }
+  ASSIGN_OR_RETURN(Backend backend, MakeBackend(options));
   ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                    Checkpoint::Open(options.model_dir, {.overlay = options.overlay,
                                                         .verify_weights = options.verify_weights}));
   ASSIGN_OR_RETURN(const FormatChoice formats, ChooseFormats(checkpoint.config(), options.numerics,
                                                              options.kv, options.index_key));
-  auto impl = std::make_unique<Impl>(options, checkpoint.config(), formats);
+  RETURN_IF_ERROR(CheckFormats(options.device, formats));
+  auto impl =
+      std::make_unique<Impl>(options, checkpoint.config(), formats, std::move(backend));
   RETURN_IF_ERROR(impl->Load(checkpoint));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
@@ -217,7 +273,7 @@ absl::StatusOr<std::vector<StepResult>> Engine::Step(std::span<const StepPart> p
   const Batch& batch = *impl_->batch;
   const int64_t vocab = config().vocab_size;
   const int64_t num_rows = batch.logit_rows().shape[0];
-  auto* logits = reinterpret_cast<float*>(impl_->logits.data());
+  const TensorView device_logits(impl_->logits.data(), DType::kF32, {num_rows, vocab});
   const ForwardArgs args{.ids = batch.ids(),
                          .batch = batch.index(),
                          .num_visible_indexed = batch.num_visible_indexed(),
@@ -225,9 +281,14 @@ absl::StatusOr<std::vector<StepResult>> Engine::Step(std::span<const StepPart> p
                          .max_position = batch.max_position(),
                          .caches = impl_->cache->layers(),
                          .logit_rows = batch.logit_rows(),
-                         .logits = TensorView(logits, DType::kF32, {num_rows, vocab})};
+                         .logits = device_logits};
   impl_->transformer->Forward(
       args, {impl_->workspace.data(), static_cast<size_t>(impl_->workspace.size())}, impl_->stream);
+  auto* logits = device_logits.as<float>();
+  if (impl_->host_logits.size() > 0) {
+    logits = reinterpret_cast<float*>(impl_->host_logits.data());
+    impl_->stream.Copy(logits, impl_->logits.data(), device_logits.num_bytes());
+  }
   RETURN_IF_ERROR(impl_->stream.Synchronize());
   for (const StepPart& part : parts) {
     part.sequence->cache().SetLength(part.sequence->cache().length() + part.num_tokens);

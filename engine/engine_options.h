@@ -7,6 +7,7 @@
 #include "kvcache/cache_pool.h"
 #include "model/weights.h"
 #include "runtime/cache_format.h"
+#include "runtime/device.h"
 
 namespace lodestone {
 
@@ -22,6 +23,7 @@ struct EngineOptions {
   std::optional<IndexKeyFormat> index_key;
   std::string tokenizer_fingerprint;  // hex; part of the layout that two workers compare
 
+  DeviceId device;      // where weights, caches and ops are; memory_limit_bytes is of its memory
   int num_threads = 0;  // at most kMaxComputeThreads; 0: one per processor
   int64_t memory_limit_bytes = int64_t{1} << 30;
   int64_t max_sequences = 16;

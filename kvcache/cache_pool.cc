@@ -1,7 +1,6 @@
 #include "kvcache/cache_pool.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -33,31 +32,33 @@ MemoryPool PoolOf(CacheKind kind) {
 }
 
 // A block's bytes lie together: from its first payload to the next block.
-void FillBlock(const TensorView& first_part, int64_t block, int value) {
+void FillBlock(Stream& stream, const TensorView& first_part, int64_t block, int value) {
   if (first_part.empty()) return;
   const int64_t stride = first_part.strides[0] * BytesPerElement(first_part.dtype);
-  std::memset(static_cast<std::byte*>(first_part.data) + block * stride, value, stride);
+  stream.FillBytes(static_cast<std::byte*>(first_part.data) + block * stride, value, stride);
 }
 
-void FillRows(const TensorView& state, int64_t slot, float value) {
+void FillRows(Stream& stream, const TensorView& state, int64_t slot, float value) {
   if (state.empty()) return;
-  std::fill_n(state.row<float>(slot), state.shape[1] * state.shape[2], value);
+  stream.FillFloats(state.row<float>(slot), value, state.shape[1] * state.shape[2]);
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CachePool>> CachePool::Create(const MemoryPlan& plan,
-                                                             FreedPages freed) {
-  std::unique_ptr<CachePool> pool(new CachePool(plan, freed));
+                                                             FreedPages freed, Stream* stream) {
+  std::unique_ptr<CachePool> pool(new CachePool(plan, freed, stream));
   RETURN_IF_ERROR(pool->Allocate());
   pool->MakeViews();
   return pool;
 }
 
-CachePool::CachePool(const MemoryPlan& plan, FreedPages freed)
+CachePool::CachePool(const MemoryPlan& plan, FreedPages freed, Stream* stream)
     : plan_(plan),
       layout_(plan.shape),
       freed_(freed),
+      host_stream_(nullptr),
+      stream_(stream != nullptr ? *stream : host_stream_),
       ledger_(plan),
       pages_(plan.num_pages,
              freed == FreedPages::kPoison
@@ -75,16 +76,17 @@ CachePool::~CachePool() {
 }
 
 absl::Status CachePool::Allocate() {
+  const MemoryPlace place = WorkMemory(stream_.device());
   for (int i = 0; i < kNumCacheKinds; ++i) {
     const MemoryPool pool = PoolOf(static_cast<CacheKind>(i));
-    absl::StatusOr<Buffer> allocated = Buffer::Allocate(plan_.capacity[pool]);
+    absl::StatusOr<Buffer> allocated = Buffer::Allocate(plan_.capacity[pool], place);
     if (!allocated.ok()) {
       return absl::ResourceExhaustedError(absl::StrCat("cache pool ", std::string(Name(pool)), ": ",
                                                        std::string(allocated.status().message())));
     }
     buffers_[i] = *std::move(allocated);
     if (freed_ == FreedPages::kPoison && buffers_[i].size() > 0) {
-      std::memset(buffers_[i].data(), kPoison, buffers_[i].size());
+      stream_.FillBytes(buffers_[i].data(), kPoison, buffers_[i].size());
     }
   }
   return absl::OkStatus();
@@ -137,10 +139,10 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CachePool::Make(LeaseId lease, bo
 
 void CachePool::InitialiseSlot(int slot) {
   for (const LayerCacheView& layer : layers_) {
-    FillBlock(layer.ring.payload, slot, 0);
+    FillBlock(stream_, layer.ring.payload, slot, 0);
     for (const CompressorStateView* state : {&layer.state, &layer.index_state}) {
-      FillRows(state->kv, slot, 0.0f);
-      FillRows(state->score, slot, -std::numeric_limits<float>::infinity());
+      FillRows(stream_, state->kv, slot, 0.0f);
+      FillRows(stream_, state->score, slot, -std::numeric_limits<float>::infinity());
     }
   }
 }
@@ -148,8 +150,8 @@ void CachePool::InitialiseSlot(int slot) {
 void CachePool::Return(SequenceCache& sequence) {
   if (freed_ == FreedPages::kPoison) {
     for (const LayerCacheView& layer : layers_) {
-      FillBlock(layer.ring.payload, sequence.slot_, kPoison);
-      FillBlock(layer.state.kv, sequence.slot_, kPoison);
+      FillBlock(stream_, layer.ring.payload, sequence.slot_, kPoison);
+      FillBlock(stream_, layer.state.kv, sequence.slot_, kPoison);
     }
   }
   free_slots_.push_back(sequence.slot_);
@@ -159,8 +161,8 @@ void CachePool::Return(SequenceCache& sequence) {
 
 void CachePool::Poison(PageId page) {
   for (const LayerCacheView& layer : layers_) {
-    FillBlock(layer.entries.payload, page.value(), kPoison);
-    FillBlock(layer.index_keys.payload, page.value(), kPoison);
+    FillBlock(stream_, layer.entries.payload, page.value(), kPoison);
+    FillBlock(stream_, layer.index_keys.payload, page.value(), kPoison);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "kvcache/sequence_cache.h"
 #include "runtime/cache_views.h"
 #include "runtime/memory.h"
+#include "runtime/stream.h"
 
 namespace lodestone {
 
@@ -30,13 +31,17 @@ struct CacheStats {
   int64_t used_slots = 0;  // sequences
 };
 
-// All cache memory of a worker, as its plan divides it. Makes the caches of sequences, which must
-// be gone before the pool is. Worker loop only, except ledger(), which any thread may use.
+// All cache memory of a worker, as its plan divides it, where the ops of its stream work. Makes the
+// caches of sequences, which must be gone before the pool is. Worker loop only, except ledger(),
+// which any thread may use.
 class CachePool {
  public:
-  // Allocates everything at once. RESOURCE_EXHAUSTED if the system does not have it.
+  // Allocates everything at once. Writes of its own (fresh slots, poison, copies) are queued on
+  // `stream`, which is not owned and must outlive the pool; null: memory of the host. Errors:
+  // RESOURCE_EXHAUSTED if the system does not have the memory.
   static absl::StatusOr<std::unique_ptr<CachePool>> Create(const MemoryPlan& plan,
-                                                           FreedPages freed = FreedPages::kKeep);
+                                                           FreedPages freed = FreedPages::kKeep,
+                                                           Stream* stream = nullptr);
   CachePool(const CachePool&) = delete;
   CachePool& operator=(const CachePool&) = delete;
   ~CachePool();
@@ -61,7 +66,7 @@ class CachePool {
 
  private:
   friend class SequenceCache;
-  CachePool(const MemoryPlan& plan, FreedPages freed);
+  CachePool(const MemoryPlan& plan, FreedPages freed, Stream* stream);
 
   absl::Status Allocate();
   void MakeViews();
@@ -75,6 +80,8 @@ class CachePool {
   const MemoryPlan plan_;
   const CacheLayout layout_;
   const FreedPages freed_;
+  Stream host_stream_;
+  Stream& stream_;
   Ledger ledger_;
   Buffer buffers_[kNumCacheKinds];
   std::vector<LayerCacheView> layers_;

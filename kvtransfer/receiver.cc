@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<Receiver>> MakeReceiver(ReceiverOptions options) 
 
 absl::StatusOr<std::unique_ptr<SlotReceiver>> SlotReceiver::Create(ReceiverOptions options) {
   ASSIGN_OR_RETURN(StagingSlots slots,
-                   StagingSlots::Allocate(options.num_slots, options.slot_bytes));
+                   StagingSlots::Allocate(options.num_slots, options.slot_bytes, options.stream));
   return std::unique_ptr<SlotReceiver>(new SlotReceiver(std::move(options), std::move(slots)));
 }
 
@@ -303,13 +303,13 @@ void SlotReceiver::Commit(DecodeLink& link, DecodeLink::Granted granted, Handoff
 
 Manifest SlotReceiver::Scatter(const DecodeLink::Granted& granted) {
   Manifest kinds = CountKinds(granted.runs);
-  RowDigests digests = {};
   options_.ops->ScatterRows({.runs = granted.runs,
                              .slot = slots_.bytes(granted.slot).data(),
                              .slot_bytes = granted.offer.bytes,
-                             .digests = digests},
+                             .digests = slots_.ClearDigests()},
                             *options_.stream);
-  const absl::Status done = options_.stream->Synchronize();
+  RowDigests digests = {};
+  const absl::Status done = slots_.ReadDigests(digests);
   CHECK(done.ok()) << done.ToString();
   for (size_t kind = 0; kind < kinds.size(); ++kind) kinds[kind].digest = digests[kind];
   return kinds;

@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<Sender>> MakeSender(SenderOptions options) {
 
 absl::StatusOr<std::unique_ptr<SlotSender>> SlotSender::Create(SenderOptions options) {
   ASSIGN_OR_RETURN(StagingSlots slots,
-                   StagingSlots::Allocate(options.num_slots, options.slot_bytes));
+                   StagingSlots::Allocate(options.num_slots, options.slot_bytes, options.stream));
   return std::unique_ptr<SlotSender>(new SlotSender(std::move(options), std::move(slots)));
 }
 
@@ -316,13 +316,13 @@ bool SlotSender::OfferSlot(LeaseId lease, Outgoing& outgoing, PrefillLink& link)
 
 Manifest SlotSender::Pack(std::span<const RowRun> runs, std::span<std::byte> slot) {
   Manifest kinds = CountKinds(runs);
-  RowDigests digests = {};
   options_.ops->PackRows({.runs = runs,
                           .slot = slot.data(),
                           .slot_bytes = static_cast<int64_t>(slot.size()),
-                          .digests = digests},
+                          .digests = slots_.ClearDigests()},
                          *options_.stream);
-  const absl::Status done = options_.stream->Synchronize();
+  RowDigests digests = {};
+  const absl::Status done = slots_.ReadDigests(digests);
   CHECK(done.ok()) << done.ToString();
   for (size_t kind = 0; kind < kinds.size(); ++kind) kinds[kind].digest = digests[kind];
   return kinds;

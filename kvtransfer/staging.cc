@@ -1,5 +1,6 @@
 #include "kvtransfer/staging.h"
 
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,13 +9,20 @@
 
 namespace lodestone {
 
-absl::StatusOr<StagingSlots> StagingSlots::Allocate(int num_slots, int64_t slot_bytes) {
+absl::StatusOr<StagingSlots> StagingSlots::Allocate(int num_slots, int64_t slot_bytes,
+                                                    Stream* stream) {
   if (num_slots < 1 || slot_bytes < 1) {
     return absl::InvalidArgumentError(absl::StrCat("staging of ", num_slots, " slots of ",
                                                    slot_bytes, " bytes, needs 1 of 1 at least"));
   }
-  ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(num_slots * slot_bytes));
-  return StagingSlots(std::move(buffer), num_slots, slot_bytes);
+  const MemoryPlace shared = SharedMemory(stream->device());
+  ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(num_slots * slot_bytes, shared));
+  StagingSlots slots(std::move(buffer), num_slots, slot_bytes);
+  slots.stream_ = stream;
+  ASSIGN_OR_RETURN(slots.digests_,
+                   Buffer::Allocate(sizeof(RowDigests), WorkMemory(stream->device())));
+  ASSIGN_OR_RETURN(slots.host_digests_, Buffer::Allocate(sizeof(RowDigests), shared));
+  return slots;
 }
 
 StagingSlots::StagingSlots(Buffer buffer, int num_slots, int64_t slot_bytes)
@@ -38,6 +46,18 @@ void StagingSlots::GiveBack(int slot) {
       << "slot " << slot << " is not taken";
   taken_[static_cast<size_t>(slot)] = false;
   free_.push_back(slot);
+}
+
+uint64_t* StagingSlots::ClearDigests() {
+  stream_->FillBytes(digests_.data(), 0, digests_.size());
+  return reinterpret_cast<uint64_t*>(digests_.data());
+}
+
+absl::Status StagingSlots::ReadDigests(RowDigests& digests) {
+  stream_->Copy(host_digests_.data(), digests_.data(), digests_.size());
+  RETURN_IF_ERROR(stream_->Synchronize());
+  std::memcpy(digests, host_digests_.data(), sizeof(RowDigests));
+  return absl::OkStatus();
 }
 
 }  // namespace lodestone

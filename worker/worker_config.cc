@@ -41,6 +41,7 @@ absl::StatusOr<EngineOptions> ToEngineOptions(const WorkerConfig& config,
   }
   ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(config.model + "/tokenizer.json"));
   EngineOptions options;
+  ASSIGN_OR_RETURN(options.device, ParseDevice(config.device));
   options.model_dir = config.model;
   options.overlay = config.overlay;
   options.verify_weights = config.verify_weights;

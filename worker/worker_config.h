@@ -21,6 +21,7 @@ struct WorkerConfig {
   std::string index_k = "auto";
   std::string kv = "auto";
 
+  std::string device = "cpu";
   int64_t threads = 0;
   ByteSize memory{int64_t{1} << 30};
   int64_t max_sequences = 16;
@@ -48,8 +49,10 @@ struct WorkerConfig {
           "Cache", FieldTraits{.allowed = {"auto", "bf16", "fp8", "fp4", "f32"}});
     visit(kv, "kv", "storage of latents; auto: bf16 (f32 under exact numerics)", "Cache",
           FieldTraits{.allowed = {"auto", "bf16", "fp8", "f32"}});
-    visit(threads, "threads", "compute threads; 0 = one per processor", "Compute");
-    visit(memory, "memory", "bytes for weights, caches, buffers and scratch together", "Cache");
+    visit(device, "device", "what computes and holds weights and caches: cpu or cuda:N", "Compute");
+    visit(threads, "threads", "compute threads of the device cpu; 0 = one per processor", "Compute");
+    visit(memory, "memory",
+          "bytes of the device for weights, caches, buffers and scratch together", "Cache");
     visit(max_sequences, "max-sequences", "most requests at once", "Cache");
     visit(max_context, "max-context", "most tokens of one request; 0 = what the model allows",
           "Cache");

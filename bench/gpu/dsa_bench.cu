@@ -2,8 +2,6 @@
 //   dsa_bench [results.json [only]]     only: index, topk, attention, or topk-tiles (every tile)
 // Pages lie in random order, values are random, and successive launches use other pages.
 
-#include <cublas_v2.h>
-
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -12,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/gpu/ceilings.cuh"
 #include "bench/gpu/device_array.h"
 #include "bench/gpu/measure.h"
 #include "kernels/cuda/launchers.h"
@@ -23,104 +22,6 @@ constexpr int kVariants = 8;  // of the inputs, used in turn
 constexpr int64_t kEntriesPerPage = 64;
 constexpr int64_t kIndexHeads = 64;
 constexpr int64_t kIndexDims = 128;
-
-enum class FillKind { kBf16, kF32, kE4m3, kBytes, kE8m0, kKeyScale };
-
-__device__ uint32_t Hash(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return static_cast<uint32_t>((x ^ (x >> 31)) >> 16);
-}
-
-// Roughly normal: the sum of four uniform numbers.
-__device__ float NormalOf(uint64_t x) {
-  float sum = -2;
-  for (int i = 0; i < 4; ++i) sum += static_cast<float>(Hash(4 * x + i)) * 0x1p-32f;
-  return sum * 1.7f;
-}
-
-__global__ void FillKernel(void* data, int64_t n, FillKind kind, uint64_t seed) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    const uint64_t x = seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(i);
-    switch (kind) {
-      case FillKind::kBf16:
-        static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>(__float_as_uint(NormalOf(x)) >> 16);
-        break;
-      case FillKind::kF32:
-        static_cast<float*>(data)[i] = NormalOf(x);
-        break;
-      case FillKind::kE4m3:
-        static_cast<uint8_t*>(data)[i] = Hash(x) & 0xf7u;
-        break;
-      case FillKind::kBytes:
-        static_cast<uint8_t*>(data)[i] = Hash(x) & 0xffu;
-        break;
-      case FillKind::kE8m0:
-        static_cast<uint8_t*>(data)[i] = 120 + Hash(x) % 8;
-        break;
-      case FillKind::kKeyScale:
-        static_cast<float*>(data)[i] = 0.01f;
-        break;
-    }
-  }
-}
-
-template <typename T>
-std::unique_ptr<DeviceArray<T>> Filled(int64_t n, FillKind kind, uint64_t seed) {
-  auto array = std::make_unique<DeviceArray<T>>(static_cast<size_t>(n));
-  FillKernel<<<2048, 256>>>(array->data(), n, kind, seed);
-  CUDA_CHECK(cudaGetLastError());
-  return array;
-}
-
-__global__ void ReadKernel(const uint4* data, int64_t n, uint32_t* out) {
-  uint32_t sum = 0;
-#pragma unroll 8
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    const uint4 four = __ldcs(data + i);
-    sum ^= four.x ^ four.y ^ four.z ^ four.w;
-  }
-  if (sum == 0x12345678u) *out = sum;
-}
-
-double MeasureRead() {
-  constexpr int64_t kBytes = int64_t{4} << 30;
-  const auto data = Filled<uint8_t>(kBytes, FillKind::kBytes, 1);
-  const DeviceArray<uint32_t> out(size_t{1});
-  double best = 0;
-  for (int blocks : {2, 4, 8}) {
-    const double us = GraphMicroseconds(4, [&](int, cudaStream_t stream) {
-      ReadKernel<<<132 * blocks, 512, 0, stream>>>(reinterpret_cast<const uint4*>(data->data()),
-                                                   kBytes / 16, out.data());
-    });
-    best = std::max(best, static_cast<double>(kBytes) / us * 1e6);
-  }
-  return best;
-}
-
-double MeasureProduct() {
-  constexpr int kSize = 8192;
-  const auto a = Filled<uint16_t>(kSize * kSize, FillKind::kBf16, 1);
-  const auto b = Filled<uint16_t>(kSize * kSize, FillKind::kBf16, 2);
-  const DeviceArray<uint16_t> c(static_cast<size_t>(kSize) * kSize);
-  const DeviceArray<uint8_t> workspace(size_t{64} << 20);
-  cublasHandle_t handle = nullptr;
-  if (cublasCreate(&handle) != CUBLAS_STATUS_SUCCESS) return 1;
-  cublasSetWorkspace(handle, workspace.data(), workspace.bytes());
-  const float one = 1;
-  const float zero = 0;
-  const double us = GraphMicroseconds(4, [&](int, cudaStream_t stream) {
-    cublasSetStream(handle, stream);
-    cublasSetWorkspace(handle, workspace.data(), workspace.bytes());
-    cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, kSize, kSize, kSize, &one, a->data(),
-                 CUDA_R_16BF, kSize, b->data(), CUDA_R_16BF, kSize, &zero, c.data(), CUDA_R_16BF,
-                 kSize, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-  });
-  cublasDestroy(handle);
-  return 2.0 * kSize * kSize * kSize / us * 1e6;
-}
 
 // Tables of `num_seqs` x `max_pages` random pages of a pool; no page twice unless the pool is
 // small.
@@ -355,7 +256,7 @@ int Main(int argc, char** argv) {
   const std::string only = argc > 2 ? argv[2] : "";
   cudaDeviceProp card{};
   CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
-  const Ceilings ceilings = {.read_bytes = MeasureRead(), .bf16_flops = MeasureProduct()};
+  const Ceilings ceilings = MeasureCeilings();
   std::printf("%s, %d SMs; read %.2f TB/s, bf16 product %.0f TFLOP/s\n", card.name,
               card.multiProcessorCount, ceilings.read_bytes * 1e-12, ceilings.bf16_flops * 1e-12);
   Report report(ceilings);

@@ -128,7 +128,6 @@ class CudaOps final : public Ops {
   void Linear(const LinearParams& params, Stream& stream) const override {
     CheckLinear(params);
     CheckActivation(params.x.dtype);
-    CheckInputs(params.weight, params.round_fp8);
     cuda::LaunchLinear(params, On(stream));
   }
   void RmsNorm(const RmsNormParams& params, Stream& stream) const override {
@@ -183,7 +182,6 @@ class CudaOps final : public Ops {
                                 params.routed.empty() ? 0 : params.routed[0].w1.n,
                                 static_cast<int64_t>(params.routed.size())));
     CheckActivation(params.x.dtype);
-    CheckInputs(params.routed[0].w1, params.round_fp8);
     cuda::LaunchMoeExperts(params, On(stream));
   }
   void PackRows(const MoveRowsParams& params, Stream& stream) const override {
@@ -193,12 +191,6 @@ class CudaOps final : public Ops {
   void ScatterRows(const MoveRowsParams& params, Stream& stream) const override {
     CheckMoveRows(params);
     cuda::LaunchScatterRows(params, On(stream));
-  }
-
- private:
-  static void CheckInputs(const PackedWeight& weight, bool round_fp8) {
-    CHECK(!round_fp8 || !weight.rounds_inputs || !IsQuantised(weight.format))
-        << "CUDA products do not round their inputs to FP8 yet";
   }
 };
 

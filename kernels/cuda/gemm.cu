@@ -79,7 +79,7 @@ __device__ void StoreOutput(const GemmArgs& args, const TileWork& work, int row,
   }
 }
 
-template <int kRowTiles, int kColumnTiles>
+template <bool kRound, int kRowTiles, int kColumnTiles>
 __global__ void __launch_bounds__(32 * kSumSlices)
     NarrowGemmKernel(const __grid_constant__ GemmParams params) {
   using Tile = NarrowTile<kRowTiles, kColumnTiles>;
@@ -88,9 +88,11 @@ __global__ void __launch_bounds__(32 * kSumSlices)
   WaitForPreviousKernel();
   TileWork work;
   if (!FindWork(params, Tile::kRows, Tile::kColumns, &work)) return;
-  SumSlice(
-      [&](int row) { return RowAddress(params.args, work, row); }, work.weight, work.columns,
-      static_cast<int>(params.args.k), tile);
+  const auto row_of = [&](int row) { return RowAddress(params.args, work, row); };
+  const int k = static_cast<int>(params.args.k);
+  uint8_t* const scales = smem + sizeof(Tile);
+  if constexpr (kRound) FindScales(row_of, Tile::kRows, k, scales);
+  SumSlice<kRound>(row_of, work.weight, work.columns, k, scales, tile);
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * Tile::kColumns;
        i += Tile::kThreads) {
@@ -149,7 +151,10 @@ __device__ void LoadStage(const WideRows& rows, int first_input, int k, int stag
 
 using WideSums = float[WideTile::kRowTiles][WideTile::kColumnTiles][4];
 
-__device__ void MultiplyStage(const WideShared& shared, int stage, WideSums& acc) {
+// `scales`: of the stage's group of inputs, `num_groups` apart from row to row; if kRound.
+template <bool kRound>
+__device__ void MultiplyStage(const WideShared& shared, int stage, const uint8_t* scales,
+                              int num_groups, WideSums& acc) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int first_row = warp / 4 * WideTile::kWarpRows + lane / 4;
@@ -166,8 +171,12 @@ __device__ void MultiplyStage(const WideShared& shared, int stage, WideSums& acc
 #pragma unroll
     for (int i = 0; i < WideTile::kRowTiles; ++i) {
       const int row = first_row + 16 * i;
-      const uint4 a = shared.x[stage][row][ChunkPlace(row, chunk)];
-      const uint4 a8 = shared.x[stage][row + 8][ChunkPlace(row, chunk)];
+      uint4 a = shared.x[stage][row][ChunkPlace(row, chunk)];
+      uint4 a8 = shared.x[stage][row + 8][ChunkPlace(row, chunk)];
+      if constexpr (kRound) {
+        a = RoundWords(a, scales[row * num_groups]);
+        a8 = RoundWords(a8, scales[(row + 8) * num_groups]);
+      }
 #pragma unroll
       for (int j = 0; j < WideTile::kColumnTiles; ++j) MultiplyTile32(acc[i][j], a, a8, b[j]);
     }
@@ -208,6 +217,7 @@ __device__ void StoreSums(const GemmArgs& args, const TileWork& work, const Wide
   }
 }
 
+template <bool kRound>
 __global__ void __launch_bounds__(WideTile::kThreads, 1)
     WideGemmKernel(const __grid_constant__ GemmParams params) {
   extern __shared__ __align__(16) uint8_t smem[];
@@ -224,6 +234,11 @@ __global__ void __launch_bounds__(WideTile::kThreads, 1)
     rows.weight[i] =
         row < work.columns ? work.weight + static_cast<int64_t>(row) * args.k : nullptr;
   }
+  uint8_t* const scales = smem + sizeof(WideShared);
+  const int num_groups = NumRoundedGroups(k);
+  if constexpr (kRound) {
+    FindScales([&](int row) { return RowAddress(args, work, row); }, WideTile::kRows, k, scales);
+  }
   const int num_stages = (k + WideTile::kInputs - 1) / WideTile::kInputs;
   const int slice_stages = SliceInputs(k) / WideTile::kInputs;
   for (int stage = 0; stage < WideTile::kStages - 1; ++stage) {
@@ -236,7 +251,8 @@ __global__ void __launch_bounds__(WideTile::kThreads, 1)
     __syncthreads();
     const int next = stage + WideTile::kStages - 1;
     LoadStage(rows, next * WideTile::kInputs, k, next % WideTile::kStages, shared);
-    MultiplyStage(shared, stage % WideTile::kStages, acc);
+    MultiplyStage<kRound>(shared, stage % WideTile::kStages,
+                          scales + stage * WideTile::kInputs / kRoundedGroup, num_groups, acc);
     if ((stage + 1) % slice_stages == 0 || stage + 1 == num_stages) EndSlice(acc, total);
   }
   StoreSums(args, work, total);
@@ -257,19 +273,35 @@ void LaunchTiles(Kernel kernel, const GemmArgs& args, int tile_rows, int tile_co
                    stream, params);
 }
 
-template <int kRowTiles, int kColumnTiles>
+int ScaleBytes(const GemmArgs& args, int rows) {
+  return args.round_fp8 ? rows * NumRoundedGroups(args.k) : 0;
+}
+
+template <bool kRound, int kRowTiles, int kColumnTiles>
 void LaunchNarrow(const GemmArgs& args, cudaStream_t stream) {
   using Tile = NarrowTile<kRowTiles, kColumnTiles>;
-  LaunchTiles(NarrowGemmKernel<kRowTiles, kColumnTiles>, args, Tile::kRows, Tile::kColumns,
-              Tile::kThreads, static_cast<int>(sizeof(Tile)), stream);
+  LaunchTiles(NarrowGemmKernel<kRound, kRowTiles, kColumnTiles>, args, Tile::kRows, Tile::kColumns,
+              Tile::kThreads, static_cast<int>(sizeof(Tile)) + ScaleBytes(args, Tile::kRows),
+              stream);
 }
 
 // Narrow columns where there are few outputs, so that there is a block for every processor.
-template <int kRowTiles>
+template <bool kRound, int kRowTiles>
 void LaunchNarrowRows(const GemmArgs& args, cudaStream_t stream) {
   const int64_t outputs = args.n * args.parts * (args.tiles != nullptr ? 4 : 1);
-  if (outputs >= 4096) return LaunchNarrow<kRowTiles, 4>(args, stream);
-  LaunchNarrow<kRowTiles, 1>(args, stream);
+  if (outputs >= 4096) return LaunchNarrow<kRound, kRowTiles, 4>(args, stream);
+  LaunchNarrow<kRound, kRowTiles, 1>(args, stream);
+}
+
+template <bool kRound>
+void LaunchRows(const GemmArgs& args, cudaStream_t stream) {
+  const int64_t rows = args.tiles != nullptr ? args.tile_rows : args.rows;
+  if (rows <= 16) return LaunchNarrowRows<kRound, 1>(args, stream);
+  if (rows <= 32) return LaunchNarrowRows<kRound, 2>(args, stream);
+  if (rows <= 64) return LaunchNarrowRows<kRound, 4>(args, stream);
+  LaunchTiles(WideGemmKernel<kRound>, args, WideTile::kRows, WideTile::kColumns,
+              WideTile::kThreads,
+              static_cast<int>(sizeof(WideShared)) + ScaleBytes(args, WideTile::kRows), stream);
 }
 
 }  // namespace
@@ -278,12 +310,11 @@ void LaunchGemm(const GemmArgs& args, cudaStream_t stream) {
   if (args.rows == 0) return;
   RequireArgument(args.k % 8 == 0 && args.x_stride % 8 == 0, "LaunchGemm",
                   "inputs are not a multiple of 8", args.k);
-  const int64_t rows = args.tiles != nullptr ? args.tile_rows : args.rows;
-  if (rows <= 16) return LaunchNarrowRows<1>(args, stream);
-  if (rows <= 32) return LaunchNarrowRows<2>(args, stream);
-  if (rows <= 64) return LaunchNarrowRows<4>(args, stream);
-  LaunchTiles(WideGemmKernel, args, WideTile::kRows, WideTile::kColumns, WideTile::kThreads,
-              static_cast<int>(sizeof(WideShared)), stream);
+  if (args.round_fp8) {
+    RequireArgument(!args.grouped, "LaunchGemm", "a grouped product rounds its inputs", args.parts);
+    return LaunchRows<true>(args, stream);
+  }
+  LaunchRows<false>(args, stream);
 }
 
 }  // namespace lodestone::cuda

@@ -4,7 +4,8 @@
 
 #include <cstdint>
 
-// Products with bf16 weights, out = x weight^T, sums in fp32 (kernels/cuda/gemm.cu).
+// Products with bf16 weights, out = x weight^T, sums in fp32 (kernels/cuda/gemm.cu). FP8 and FP4
+// weights are widened to bf16 when they are packed, which is exact; so is Q8(x) in bf16.
 //
 // The value of an output depends on its row of x and its row of the weight only, to the bit: inputs
 // are cut into kSumSlices slices whose length follows from k alone, each is summed in one fixed
@@ -30,6 +31,7 @@ struct GemmArgs {
   bool grouped = false;
   int64_t n = 0;
   int64_t k = 0;  // a multiple of 8
+  bool round_fp8 = false;  // x passes through Q8 in groups of 128 inputs first; not with `grouped`
   void* out = nullptr;
   int64_t out_stride = 0;  // elements
   bool out_f32 = false;    // else bf16

@@ -17,6 +17,7 @@ void LaunchLinear(const LinearParams& p, cudaStream_t stream) {
               .grouped = p.weight.groups > 1,
               .n = p.weight.n,
               .k = p.weight.k,
+              .round_fp8 = p.round_fp8 && p.weight.rounds_inputs && IsQuantised(p.weight.format),
               .out = p.out.data,
               .out_stride = p.out.strides[0],
               .out_f32 = p.out.dtype == DType::kF32},

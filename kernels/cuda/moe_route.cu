@@ -124,12 +124,12 @@ __device__ void MultiplyGate(const MoeRouteArgs& args, int64_t first_token, Rout
   const int begin = static_cast<int>(cluster.block_rank()) * share;
   const int end = min(args.num_experts, begin + share);
   for (int first = begin; first < end; first += Tile::kColumns) {
-    SumSlice(
+    SumSlice<false>(
         [&](int row) -> const uint16_t* {
           const int64_t token = first_token + row;
           return token < args.num_tokens ? args.x + token * args.x_stride : nullptr;
         },
-        args.gate + static_cast<int64_t>(first) * args.hidden, end - first, args.hidden,
+        args.gate + static_cast<int64_t>(first) * args.hidden, end - first, args.hidden, nullptr,
         shared.tile);
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * Tile::kColumns;

@@ -82,8 +82,12 @@ template <int kTeam>
 __device__ void RotateTail(float* row, int n, int num_pairs, int32_t position, const float* freqs) {
   float* const tail = row + n - 2 * num_pairs;
   for (int i = TeamRank<kTeam>(); i < num_pairs; i += kTeam) {
-    float sine, cosine;
-    sincosf(__fmul_rn(static_cast<float>(position), freqs[i]), &sine, &cosine);
+    // In fp64, so that the rounded values are those of the host's cosf and sinf.
+    double exact_sine, exact_cosine;
+    sincos(static_cast<double>(__fmul_rn(static_cast<float>(position), freqs[i])), &exact_sine,
+           &exact_cosine);
+    const float sine = static_cast<float>(exact_sine);
+    const float cosine = static_cast<float>(exact_cosine);
     const float re = tail[2 * i];
     const float im = tail[2 * i + 1];
     tail[2 * i] = RoundToBf16(__fsub_rn(__fmul_rn(re, cosine), __fmul_rn(im, sine)));

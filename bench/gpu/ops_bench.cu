@@ -1,0 +1,216 @@
+// Times the ops around the DSA kernels at the Flash shape, each beside its bound in the same run.
+//   ops_bench [results.json]
+// Values are random; successive launches use other weights, so that the L2 cache holds none.
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/gpu/ceilings.cuh"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/op_launchers.h"
+
+namespace lodestone::cuda::bench {
+namespace {
+
+constexpr int64_t kHidden = 4096;
+constexpr int64_t kStreams = 4;
+constexpr int64_t kMixes = kStreams * (kStreams + 2);
+
+template <typename T>
+TensorView View(const DeviceArray<T>& array, DType dtype, std::initializer_list<int64_t> dims) {
+  return TensorView(array.data(), dtype, dims, Device::kCuda);
+}
+
+// HcPost of one sub-layer and HcPre of the next: 80 KB a token, 1.57 MB of weights.
+void BenchBoundary(int64_t tokens, Report& report) {
+  constexpr int kVariants = 4;
+  const auto streams =
+      Filled<uint16_t>(kVariants * tokens * kStreams * kHidden, FillKind::kBf16, 1);
+  const auto x = Filled<uint16_t>(tokens * kHidden, FillKind::kBf16, 2);
+  const auto fn = Filled<float>(kMixes * kStreams * kHidden, FillKind::kF32, 3);
+  const auto small = Filled<float>(64 + tokens * 32, FillKind::kF32, 4);
+  const auto norm = Filled<uint16_t>(kHidden, FillKind::kBf16, 5);
+  const DeviceArray<uint8_t> scratch(static_cast<size_t>(HcPreScratchBytes(tokens)));
+  const TensorView post(small->data() + 64, DType::kF32, {tokens, kStreams});
+  const TensorView comb(small->data() + 64 + tokens * 8, DType::kF32, {tokens, kStreams, kStreams});
+  PackedWeight weight;
+  weight.n = kMixes;
+  weight.k = kStreams * kHidden;
+  weight.data = View(*fn, DType::kF32, {kMixes, weight.k});
+  const double us = GraphMicroseconds(16, [&](int i, cudaStream_t stream) {
+    const TensorView part(streams->data() + i % kVariants * tokens * kStreams * kHidden,
+                          DType::kBf16, {tokens, kStreams, kHidden});
+    LaunchHcPost({.x = View(*x, DType::kBf16, {tokens, kHidden}),
+                  .post = post,
+                  .comb = comb,
+                  .streams = part},
+                 stream);
+    LaunchHcPre({.streams = part,
+                 .fn = weight,
+                 .base = TensorView(small->data(), DType::kF32, {kMixes}),
+                 .scale = TensorView(small->data() + 32, DType::kF32, {3}),
+                 .norm_weight = View(*norm, DType::kBf16, {kHidden}),
+                 .rms_eps = 1e-6f,
+                 .hc_eps = 1e-6f,
+                 .sinkhorn_iters = 20,
+                 .scratch = View(scratch, DType::kU8, {static_cast<int64_t>(scratch.size())}),
+                 .x = View(*x, DType::kBf16, {tokens, kHidden}),
+                 .post = post,
+                 .comb = comb},
+                stream);
+  });
+  report.Add("hc boundary", std::to_string(tokens) + " tok", us,
+             {.bytes = static_cast<double>(tokens) * 80e3 + 1.57e6});
+}
+
+void BenchLinear(int64_t tokens, int64_t n, int64_t k, Report& report) {
+  const int variants = n * k < 40'000'000 ? 4 : 1;
+  const auto x = Filled<uint16_t>(tokens * k, FillKind::kBf16, 1);
+  const auto weights = Filled<uint16_t>(variants * n * k, FillKind::kBf16, 2);
+  const DeviceArray<uint16_t> out(static_cast<size_t>(tokens * n));
+  const double us = GraphMicroseconds(8, [&](int i, cudaStream_t stream) {
+    LaunchGemm({.x = x->data(),
+                .x_stride = k,
+                .rows = tokens,
+                .weight = {weights->data() + i % variants * n * k},
+                .n = n,
+                .k = k,
+                .out = out.data(),
+                .out_stride = n},
+               stream);
+  });
+  report.Add("linear",
+             std::to_string(tokens) + " tok, " + std::to_string(n) + " x " + std::to_string(k), us,
+             {.bytes = 2.0 * static_cast<double>(n * k + tokens * (n + k)),
+              .flops = 2.0 * static_cast<double>(tokens * n * k)});
+}
+
+constexpr int64_t kExperts = 256;
+constexpr int64_t kChosen = 6;
+constexpr int64_t kWidth = 2048;
+
+void BenchMoe(int64_t tokens, const DeviceArray<uint16_t>& weights, Report& report) {
+  const auto x = Filled<uint16_t>(tokens * kHidden, FillKind::kBf16, 1);
+  const auto gate = Filled<uint16_t>(kExperts * kHidden, FillKind::kBf16, 2);
+  const auto bias = Filled<float>(kExperts, FillKind::kF32, 3);
+  const DeviceArray<int32_t> experts(static_cast<size_t>(tokens * kChosen));
+  const DeviceArray<float> shares(static_cast<size_t>(tokens * kChosen));
+  const DeviceArray<uint16_t> out(static_cast<size_t>(tokens * kHidden));
+  const int64_t scratch_bytes =
+      MoeExpertsScratchBytes(tokens, kChosen, kHidden, kWidth, kExperts);
+  const DeviceArray<uint8_t> scratch(static_cast<size_t>(scratch_bytes));
+  PackedWeight gate_weight;
+  gate_weight.n = kExperts;
+  gate_weight.k = kHidden;
+  gate_weight.data = View(*gate, DType::kBf16, {kExperts, kHidden});
+  const TensorView input = View(*x, DType::kBf16, {tokens, kHidden});
+  const TensorView chosen = View(experts, DType::kI32, {tokens, kChosen});
+  const TensorView share = View(shares, DType::kF32, {tokens, kChosen});
+  const double route_us = GraphMicroseconds(8, [&](int, cudaStream_t stream) {
+    LaunchMoeRoute({.x = input,
+                    .gate = gate_weight,
+                    .bias = View(*bias, DType::kF32, {kExperts}),
+                    .tid2eid = {},
+                    .ids = {},
+                    .scale = 1.5f,
+                    .experts = chosen,
+                    .weights = share},
+                   stream);
+  });
+  report.Add("moe route", std::to_string(tokens) + " tok", route_us,
+             {.bytes = 2.0 * static_cast<double>((kExperts + tokens) * kHidden),
+              .flops = 2.0 * static_cast<double>(tokens * kExperts * kHidden)});
+  std::vector<ExpertWeights> routed(kExperts + 1);
+  int64_t at = 0;
+  for (ExpertWeights& expert : routed) {
+    for (PackedWeight* matrix : {&expert.w1, &expert.w3, &expert.w2}) {
+      matrix->n = matrix == &expert.w2 ? kHidden : kWidth;
+      matrix->k = matrix == &expert.w2 ? kWidth : kHidden;
+      matrix->data = TensorView(weights.data() + at, DType::kBf16, {matrix->n, matrix->k});
+      at += kWidth * kHidden;
+    }
+  }
+  const double us = GraphMicroseconds(4, [&](int, cudaStream_t stream) {
+    LaunchMoeExperts({.x = input,
+                      .experts = chosen,
+                      .weights = share,
+                      .routed = std::span(routed).first(kExperts),
+                      .shared = &routed.back(),
+                      .limit = 10,
+                      .scratch = View(scratch, DType::kU8, {scratch_bytes}),
+                      .out = View(out, DType::kBf16, {tokens, kHidden})},
+                     stream);
+  });
+  std::vector<bool> touched(kExperts);
+  for (const int32_t expert : experts.Read()) touched[static_cast<size_t>(expert)] = true;
+  const double used = 1 + static_cast<double>(std::count(touched.begin(), touched.end(), true));
+  report.Add("moe experts",
+             std::to_string(tokens) + " tok, " + std::to_string(static_cast<int>(used)) + " used",
+             us,
+             {.bytes = used * 3 * 2 * kWidth * kHidden,
+              .flops = static_cast<double>(tokens * (kChosen + 1)) * 6 * kWidth * kHidden});
+}
+
+void BenchRows(int64_t tokens, Report& report) {
+  constexpr int64_t kHeads = 64;
+  constexpr int64_t kDims = 512;
+  const auto q = Filled<uint16_t>(tokens * kHeads * kDims, FillKind::kBf16, 1);
+  const auto freqs = Filled<float>(32, FillKind::kF32, 2);
+  const auto weight = Filled<float>(tokens * kHeads, FillKind::kF32, 3);
+  std::vector<int32_t> ascending(static_cast<size_t>(tokens));
+  for (size_t i = 0; i < ascending.size(); ++i) ascending[i] = static_cast<int32_t>(i) + 1000;
+  const DeviceArray<int32_t> positions(ascending);
+  const TensorView places = View(positions, DType::kI32, {tokens});
+  const TensorView angles = View(*freqs, DType::kF32, {32});
+  const double norm_us = GraphMicroseconds(8, [&](int, cudaStream_t stream) {
+    LaunchQueryNormRope({.q = View(*q, DType::kBf16, {tokens, kHeads, kDims}),
+                         .positions = places,
+                         .freqs = angles,
+                         .eps = 1e-6f},
+                        stream);
+  });
+  const double row_bytes = 4.0 * static_cast<double>(tokens * kHeads);
+  report.Add("query norm rope", std::to_string(tokens) + " tok", norm_us,
+             {.bytes = row_bytes * kDims});
+  const double index_us = GraphMicroseconds(8, [&](int, cudaStream_t stream) {
+    LaunchIndexQuery({.q = View(*q, DType::kBf16, {tokens, kHeads, 128}),
+                      .raw_weight = View(*q, DType::kBf16, {tokens, kHeads}),
+                      .positions = places,
+                      .freqs = angles,
+                      .rounding = IndexRounding::kFp4,
+                      .weight = View(*weight, DType::kF32, {tokens, kHeads})},
+                     stream);
+  });
+  report.Add("index query", std::to_string(tokens) + " tok", index_us,
+             {.bytes = row_bytes * 128});
+}
+
+int Main(int argc, char** argv) {
+  cudaDeviceProp card{};
+  CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
+  Report report(MeasureCeilings());
+  for (int64_t tokens : {1, 8, 32, 4096}) BenchBoundary(tokens, report);
+  for (int64_t tokens : {1, 16, 64}) {
+    BenchLinear(tokens, 4096, 4096, report);
+    BenchLinear(tokens, 1024, 4096, report);
+    BenchLinear(tokens, 32768, 1024, report);
+  }
+  BenchLinear(1, 129280, 4096, report);
+  BenchLinear(512, 4096, 4096, report);
+  BenchLinear(4096, 4096, 4096, report);
+  BenchLinear(4096, 32768, 1024, report);
+  for (int64_t tokens : {1, 4096}) BenchRows(tokens, report);
+  const auto experts =
+      Filled<uint16_t>((kExperts + 1) * 3 * kWidth * kHidden, FillKind::kBf16, 9);
+  for (int64_t tokens : {1, 32, 2048}) BenchMoe(tokens, *experts, report);
+  CUDA_CHECK(cudaDeviceSynchronize());
+  if (argc > 1) report.WriteJson(argv[1], card.name);
+  return 0;
+}
+
+}  // namespace
+}  // namespace lodestone::cuda::bench
+
+int main(int argc, char** argv) { return lodestone::cuda::bench::Main(argc, argv); }
