@@ -10,6 +10,7 @@
 #include "base/config.h"
 #include "tests/cluster/running_cluster.h"
 #include "tests/cluster/streams.h"
+#include "tests/testing/time_limits.h"
 
 namespace lodestone {
 namespace {
@@ -38,7 +39,7 @@ constexpr State kStates[] = {
 // A cluster whose workers have failpoints, and streams on it.
 class FaultStatesTest : public testing::Test {
  protected:
-  void SetUp() override {
+  static void SetUpTestSuite() {
     faults_dir_ = testing::TempDir() + "/lodestone_faults_" + std::to_string(getpid());
     std::filesystem::create_directories(faults_dir_);
     setenv("FAULTS_DIR", faults_dir_.c_str(), 1);
@@ -47,21 +48,27 @@ class FaultStatesTest : public testing::Test {
                                          std::chrono::minutes(3), LODESTONE_BIN_DIR "/faults");
     unsetenv("FAULTS_DIR");
     ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-    const std::vector<GenerateInput> inputs = RandomInputs({30, 90, 150, 300, 450, 600}, 24, 5);
+    inputs_ = RandomInputs({30, 90, 150, 300, 450, 600}, 24, 5);
     ClusterFlags flags;
     flags.model = kNeedleTiny;
     flags.max_context = "1024";
-    const auto expected = SingleProcessAnswers(flags, inputs);
+    auto expected = SingleProcessAnswers(flags, inputs_);
     ASSERT_TRUE(expected.ok()) << expected.status();
-    streams_ = std::make_unique<Streams>(cluster_->router_address(), 8, inputs, *expected);
+    expected_ = *std::move(expected);
+    cluster_ = *std::move(cluster);
+  }
+  static void TearDownTestSuite() { cluster_ = nullptr; }
+
+  void SetUp() override {
+    ASSERT_NE(cluster_, nullptr);
+    streams_ = std::make_unique<Streams>(cluster_->router_address(), 8, inputs_, expected_);
   }
   void TearDown() override {
     if (streams_ == nullptr) return;
     streams_->End();
     const std::vector<std::string> problems = streams_->problems();
     EXPECT_EQ(problems.size(), 0u) << problems.front();
-    EXPECT_LE(streams_->longest_wait(), seconds(10));
+    EXPECT_LE(streams_->longest_wait(), Allowed(seconds(10)));
     ExpectIdle();
     std::cout << streams_->answers() << " answers, longest wait "
               << streams_->longest_wait().count() << " ms\n";
@@ -126,10 +133,38 @@ class FaultStatesTest : public testing::Test {
     return false;
   }
 
-  std::string faults_dir_;
-  std::unique_ptr<RunningCluster> cluster_;
+  static inline std::string faults_dir_;
+  static inline std::unique_ptr<RunningCluster> cluster_;
+  static inline std::vector<GenerateInput> inputs_;
+  static inline std::vector<GenerateOutput> expected_;
   std::unique_ptr<Streams> streams_;
 };
+
+TEST_F(FaultStatesTest, BusyProcessorsAreNoFault) {
+  std::map<std::string, uintmax_t> log_ends;
+  for (const RunningMember& member : cluster_->Members()) {
+    log_ends[member.name] = std::filesystem::file_size(member.log_path);
+  }
+  std::atomic<bool> end{false};
+  std::vector<std::thread> burners;
+  for (unsigned i = 0; i < std::thread::hardware_concurrency(); ++i) {
+    burners.emplace_back([&end] {
+      while (!end) {
+      }
+    });
+  }
+  std::this_thread::sleep_for(LongTests() ? seconds(600) : seconds(3));
+  end = true;
+  for (std::thread& burner : burners) burner.join();
+  for (const RunningMember& member : cluster_->Members()) {
+    std::ifstream log(member.log_path);
+    log.seekg(static_cast<std::streamoff>(log_ends[member.name]));
+    for (std::string line; std::getline(log, line);) {
+      EXPECT_EQ(line.find("link is down"), line.npos) << member.name << ": " << line;
+      EXPECT_EQ(line.find(" left: "), line.npos) << member.name << ": " << line;
+    }
+  }
+}
 
 TEST_F(FaultStatesTest, AWorkerKilledAtAnyStateCostsNoClientATokenOrAnError) {
   for (const State& state : kStates) {
@@ -154,7 +189,7 @@ TEST_F(FaultStatesTest, DeadAndFrozenWorkersAreNoticedInTime) {
   cluster_->KillMember(dead.name);
   const milliseconds dead_after =
       TimeUntil([&] { return !Linked(dead_status->instance_id()); }, seconds(5));
-  EXPECT_LE(dead_after, milliseconds(200));
+  EXPECT_LE(dead_after, Allowed(milliseconds(200)));
   EXPECT_TRUE(cluster_->WaitUntilReplaced(dead.name, dead.pid)) << cluster_->Output();
   // Frozen: only silence says so.
   const RunningMember frozen = cluster_->Find("decode-1");
@@ -164,35 +199,15 @@ TEST_F(FaultStatesTest, DeadAndFrozenWorkersAreNoticedInTime) {
   kill(frozen.pid, SIGSTOP);
   const milliseconds frozen_after =
       TimeUntil([&] { return !Linked(frozen_status->instance_id()); }, seconds(10));
-  EXPECT_LE(frozen_after, seconds(3));
+  EXPECT_LE(frozen_after, Allowed(seconds(3)));
   EXPECT_TRUE(streams_->WaitForTokens(300)) << "nothing goes on beside a frozen worker";
   kill(frozen.pid, SIGCONT);
   // It comes back as it is, having given up what it held.
   const milliseconds back =
       TimeUntil([&] { return Linked(frozen_status->instance_id()); }, seconds(15));
-  EXPECT_LE(back, seconds(10));
+  EXPECT_LE(back, Allowed(seconds(10)));
   std::cout << "dead noticed after " << dead_after.count() << " ms, frozen after "
             << frozen_after.count() << " ms, linked again " << back.count() << " ms after that\n";
-}
-
-TEST_F(FaultStatesTest, BusyProcessorsAreNoFault) {
-  std::atomic<bool> end{false};
-  std::vector<std::thread> burners;
-  for (unsigned i = 0; i < std::thread::hardware_concurrency(); ++i) {
-    burners.emplace_back([&end] {
-      while (!end) {
-      }
-    });
-  }
-  std::this_thread::sleep_for(LongTests() ? seconds(600) : seconds(3));
-  end = true;
-  for (std::thread& burner : burners) burner.join();
-  for (const RunningMember& member : cluster_->Members()) {
-    std::stringstream log;
-    log << std::ifstream(member.log_path).rdbuf();
-    EXPECT_EQ(log.str().find("link is down"), std::string::npos) << member.name << log.str();
-    EXPECT_EQ(log.str().find(" left: "), std::string::npos) << member.name << log.str();
-  }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "cli/http_client.h"
 #include "tests/cluster/running_cluster.h"
 #include "tests/cluster/streams.h"
+#include "tests/testing/time_limits.h"
 
 namespace lodestone {
 namespace {
@@ -28,6 +29,7 @@ constexpr seconds kLongLife(6);
 // How long until `condition` holds; a failure if that is longer than `limit`.
 milliseconds TimeUntil(const char* what, const std::function<bool()>& condition,
                        milliseconds limit) {
+  limit = Allowed(limit);
   const auto start = steady_clock::now();
   while (!condition()) {
     if (steady_clock::now() - start > limit) {
