@@ -13,7 +13,8 @@ namespace {
 constexpr int kPingMs = 1000;
 constexpr int kPingTimeoutMs = 2000;
 constexpr int kFirstReconnectMs = 200;
-constexpr int kLastReconnectMs = 2000;
+constexpr int kLastReconnectMs = 500;
+constexpr int kConnectMs = 1000;  // what was begun while the network was broken is given up
 constexpr int kShortestPingMs = 500;  // that a server takes from a client
 
 }  // namespace
@@ -25,7 +26,7 @@ grpc::ChannelArguments PeerChannelArguments() {
   args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kFirstReconnectMs);
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kLastReconnectMs);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLastReconnectMs);
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // replays are the router's decision
   args.SetMaxReceiveMessageSize(kMaxMessageBytes);

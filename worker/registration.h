@@ -15,7 +15,7 @@ namespace lodestone {
 struct RegistrationTimes {
   std::chrono::milliseconds report{500};         // at least this often; state changes go at once
   std::chrono::milliseconds backoff_first{200};  // after a stream broke; doubles
-  std::chrono::milliseconds backoff_most{2'000};
+  std::chrono::milliseconds backoff_most{500};  // a new router knows its workers within 3 s
   std::chrono::milliseconds refused{5'000};  // after the router said no
   std::chrono::milliseconds goodbye{500};    // for the last report to leave
 };
