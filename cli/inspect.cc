@@ -53,6 +53,10 @@ void AddFacts(const ModelConfig& model, std::string* text) {
   AddFact("residual streams", number(model.num_streams), text);
   AddFact("vocabulary", number(model.vocab_size), text);
   AddFact("context", number(model.max_context_tokens) + " tokens", text);
+  AddFact("matrices",
+          std::string(Name(model.dense_format)) + ", of routed experts " +
+              std::string(Name(model.expert_format)),
+          text);
   AddFact("numerics auto", std::string(Name(AutoNumerics(model))), text);
 }
 

@@ -4,9 +4,11 @@
 
 #include "base/build_info.h"
 #include "cli/ask.h"
+#include "cli/convert.h"
 #include "cli/inspect.h"
 #include "cli/plan.h"
 #include "cli/sweep.h"
+#include "cli/synthesize.h"
 #include "cli/up.h"
 #include "cli/verify.h"
 
@@ -26,13 +28,15 @@ constexpr Command kCommands[] = {
     {"verify", "does the cluster answer as one process does, bit for bit?", RunVerify},
     {"plan", "what fits into a worker's memory, by index-key format", RunPlan},
     {"inspect", "check a checkpoint and show what is in it", RunInspect},
+    {"convert", "write a checkpoint with FP8 or FP4 weights, or with BF16 ones", RunConvert},
+    {"synthesize", "write a checkpoint of any shape with random weights", RunSynthesize},
 };
 
 void PrintHelp(std::FILE* out) {
   std::fprintf(out,
                "lodestone: prefill-decode disaggregated serving of DeepSeek-V4-class models\n\n");
   for (const Command& command : kCommands) {
-    std::fprintf(out, "  lodestone %-8s %s\n", command.name.data(), command.summary.data());
+    std::fprintf(out, "  lodestone %-10s %s\n", command.name.data(), command.summary.data());
   }
   std::fprintf(
       out,
