@@ -21,16 +21,6 @@ std::optional<T> NumberOf(std::string_view text) {
   return value;
 }
 
-std::vector<std::string_view> SplitAtCommas(std::string_view text) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const size_t comma = text.find(',');
-    parts.push_back(text.substr(0, comma));
-    if (comma == text.npos) return parts;
-    text.remove_prefix(comma + 1);
-  }
-}
-
 absl::Status AppendRange(std::string_view part, std::vector<int64_t>* lengths) {
   const size_t dots = part.find("..");
   const std::optional<int64_t> first = NumberOf<int64_t>(part.substr(0, dots));
@@ -50,11 +40,32 @@ absl::Status AppendRange(std::string_view part, std::vector<int64_t>* lengths) {
 
 }  // namespace
 
+std::vector<std::string_view> SplitAtCommas(std::string_view text) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const size_t comma = text.find(',');
+    parts.push_back(text.substr(0, comma));
+    if (comma == text.npos) return parts;
+    text.remove_prefix(comma + 1);
+  }
+}
+
 absl::StatusOr<std::vector<int64_t>> ParseLengthList(std::string_view text) {
   std::vector<int64_t> lengths;
   for (const std::string_view part : SplitAtCommas(text)) {
     RETURN_IF_ERROR(AppendRange(part, &lengths));
   }
+  return lengths;
+}
+
+absl::StatusOr<std::vector<int64_t>> LengthsAround(int64_t base, int64_t count) {
+  if (base <= count / 2 || base > kMaxLength - count) {
+    return absl::InvalidArgumentError(
+        std::to_string(count) + " lengths around " + std::to_string(base) + ": possible from " +
+        std::to_string(count / 2 + 1) + " to " + std::to_string(kMaxLength - count));
+  }
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < count; ++i) lengths.push_back(base - count / 2 + i);
   return lengths;
 }
 

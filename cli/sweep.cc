@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -14,9 +12,12 @@
 
 #include "base/mutex.h"
 #include "base/status_macros.h"
+#include "cli/cluster.h"
+#include "cli/cluster_flags.h"
 #include "cli/command.h"
 #include "cli/length_list.h"
 #include "cli/progress.h"
+#include "cli/sweep_output.h"
 
 namespace lodestone {
 namespace {
@@ -28,40 +29,11 @@ constexpr std::string_view kDescription =
     "OpenAI-compatible server.\n"
     "  lodestone sweep --url http://127.0.0.1:8080 --tokenizer models/needle-tiny\n"
     "  lodestone sweep --preset window --repeats 4 --json sweep.json\n"
+    "--up starts clusters instead, one for each of --formats, and --svg draws what they found:\n"
+    "  lodestone sweep --up models/needle-tiny --formats bf16,fp8,fp4 --svg recall.svg\n"
+    "Caches are kept in groups of 4 and 128 tokens; this asks at every place within a group:\n"
+    "  lodestone sweep --up models/needle-tiny --residues 1024\n"
     "The last line is `N of M found`.";
-
-// A question without its prompt: what the presets and the lists come to.
-struct Plan {
-  std::string place;
-  NeedleSpec spec;
-};
-
-absl::StatusOr<std::vector<Plan>> GridPlans(const SweepConfig& config) {
-  ASSIGN_OR_RETURN(const std::vector<int64_t> lengths, ParseLengthList(config.lengths));
-  ASSIGN_OR_RETURN(const std::vector<double> depths, ParseDepthList(config.depths));
-  std::vector<Plan> plans;
-  uint64_t seed = static_cast<uint64_t>(config.seed) * 1'000'003;
-  for (const int64_t length : lengths) {
-    for (const double depth : depths) {
-      plans.push_back(
-          {DepthName(depth), {.prompt_tokens = length, .depth = depth, .seed = seed++}});
-    }
-  }
-  return plans;
-}
-
-absl::StatusOr<std::vector<Plan>> PlansOf(const SweepConfig& config) {
-  if (config.preset == "none") return GridPlans(config);
-  std::vector<Plan> plans;
-  const auto seed = static_cast<uint64_t>(config.seed);
-  if (config.preset == "needle") {
-    for (const NeedleSpec& spec : NeedlePreset(seed))
-      plans.push_back({DepthName(spec.depth), spec});
-  } else {
-    for (WindowProbe& probe : WindowPreset(seed)) plans.push_back({probe.place, probe.spec});
-  }
-  return plans;
-}
 
 // What the questions are made with; the tokenizer outlives the generator.
 struct Workshop {
@@ -115,93 +87,123 @@ SweepCell AskOne(const SweepConfig& config, const OpenAiClient& client, const st
 
 std::string CellLine(const SweepCell& cell, int done, size_t total) {
   char line[160];
-  const char* outcome = cell.outcome == NeedleOutcome::kFound    ? "found"
-                        : cell.outcome == NeedleOutcome::kMissed ? "missed"
-                                                                 : "failed";
   std::snprintf(line, sizeof(line), "%d/%zu  %lld tokens at %s: %s in %.1f s", done, total,
-                static_cast<long long>(cell.length), cell.place.c_str(), outcome, cell.seconds);
+                static_cast<long long>(cell.length), cell.place.c_str(),
+                OutcomeName(cell.outcome).data(), cell.seconds);
   return line;
 }
 
-absl::Status Print(const SweepConfig& config, const SweepTable& table) {
-  if (config.json == "-") {
-    std::printf("%s\n", table.ToJson().c_str());
-  } else {
-    std::printf("%s", table.ToText().c_str());
-    if (!config.json.empty()) {
-      std::ofstream file(config.json);
-      file << table.ToJson() << "\n";
-      if (!file.flush()) return absl::UnavailableError("cannot write --json " + config.json);
-    }
-    for (const SweepCell& cell : table.cells()) {
-      if (cell.outcome != NeedleOutcome::kFailed) continue;
-      std::printf("failed: %s\n", cell.reply.c_str());
-      break;  // the others are in the JSON
-    }
-  }
-  std::printf("%s found\n", table.Summary().c_str());
-  return absl::OkStatus();
-}
-
-absl::StatusOr<SweepTable> SweepServer(const SweepConfig& config) {
+// Every question of the config to one server.
+absl::StatusOr<SweepTable> SweepServer(const SweepConfig& config,
+                                       std::vector<SweepQuestion> questions, Progress* progress) {
   ASSIGN_OR_RETURN(HttpUrl url, ParseHttpUrl(config.url));
   const OpenAiClient client{HttpClient(std::move(url), config.api_key)};
-  ASSIGN_OR_RETURN(const std::unique_ptr<Workshop> workshop, MakeWorkshop(config));
-  ASSIGN_OR_RETURN(std::vector<SweepQuestion> questions,
-                   MakeSweepQuestions(config, *workshop->generator));
   std::string model = config.served_model;
   if (model.empty()) {
     ASSIGN_OR_RETURN(const std::vector<std::string> models,
                      client.Models(std::chrono::seconds(30)));
     model = models.front();
   }
-  Progress progress;
   int done = 0;
   const size_t total = questions.size();
-  SweepTable table =
-      AskAll(config, client, model, std::move(questions),
-             [&](const SweepCell& cell) { progress.Update(CellLine(cell, ++done, total)); });
+  return AskAll(config, client, model, std::move(questions),
+                [&](const SweepCell& cell) { progress->Update(CellLine(cell, ++done, total)); });
+}
+
+// Room for the longest question and its answer, however the server counts.
+std::string MaxContext(const SweepConfig& config, const std::vector<SweepQuestion>& questions) {
+  int64_t longest = 0;
+  for (const SweepQuestion& question : questions) {
+    longest = std::max(longest, question.prompt.prompt_tokens);
+  }
+  return std::to_string(longest + config.max_tokens + 64);
+}
+
+// A cluster of this machine for each format, one after another.
+absl::StatusOr<std::vector<SweepTable>> SweepOwnClusters(
+    const SweepConfig& config, const std::vector<SweepQuestion>& questions, Progress* progress) {
+  std::vector<SweepTable> tables;
+  const std::string formats = config.formats.empty() ? "bf16" : config.formats;
+  for (const std::string_view name : SplitAtCommas(formats)) {
+    const std::string format(name);
+    ClusterFlags flags;
+    flags.model = config.up;
+    flags.index_k = format;
+    flags.overlay = config.overlay;
+    flags.numerics = config.numerics;
+    flags.max_context = MaxContext(config, questions);
+    RETURN_IF_ERROR(flags.Validate());
+    ClusterOptions options = flags.ToClusterOptions();
+    options.restart = false;
+    progress->Note("index keys as " + format + "; logs in " + options.run_dir);
+    ASSIGN_OR_RETURN(const std::unique_ptr<Cluster> cluster,
+                     Cluster::Start(
+                         std::move(options), [&](std::string_view line) { progress->Note(line); },
+                         [&](std::string_view line) { progress->Update(line); }));
+    RETURN_IF_ERROR(cluster->WaitUntilReady([] { return false; }));
+    SweepConfig one = config;
+    one.url = cluster->url();
+    one.label = config.label.empty() ? format : format + ", " + config.label;
+    ASSIGN_OR_RETURN(SweepTable table, SweepServer(one, questions, progress));
+    tables.push_back(std::move(table));
+  }
+  return tables;
+}
+
+absl::StatusOr<std::vector<SweepTable>> SweepAll(SweepConfig config) {
+  if (config.tokenizer_dir.empty()) config.tokenizer_dir = config.up;
+  RETURN_IF_ERROR(ReadPanels(config.panels).status());  // before the hours that a sweep may take
+  ASSIGN_OR_RETURN(const std::unique_ptr<Workshop> workshop, MakeWorkshop(config));
+  ASSIGN_OR_RETURN(std::vector<SweepQuestion> questions,
+                   MakeSweepQuestions(config, *workshop->generator));
+  Progress progress;
+  std::vector<SweepTable> tables;
+  if (config.up.empty()) {
+    ASSIGN_OR_RETURN(SweepTable table, SweepServer(config, std::move(questions), &progress));
+    tables.push_back(std::move(table));
+  } else {
+    ASSIGN_OR_RETURN(tables, SweepOwnClusters(config, questions, &progress));
+  }
   progress.Clear();
-  RETURN_IF_ERROR(Print(config, table));
-  return table;
+  RETURN_IF_ERROR(WriteSweeps(config, tables));
+  return tables;
 }
 
 int Sweep(const SweepConfig& config) {
-  if (config.repeats < 1 || config.concurrency < 1 || config.concurrency > 256) {
-    return PrintUsageError(
-        kName, absl::InvalidArgumentError(
-                   "--repeats is " + std::to_string(config.repeats) + " and --concurrency " +
-                   std::to_string(config.concurrency) + "; at least 1 each, at most 256 at once"));
+  if (const absl::Status status = config.Validate(); !status.ok()) {
+    return PrintUsageError(kName, status);
   }
-  const absl::StatusOr<SweepTable> table = SweepServer(config);
-  if (absl::IsInvalidArgument(table.status())) return PrintUsageError(kName, table.status());
-  if (!table.ok()) return PrintFailure(kName, table.status());
-  if (table->failed() > 0) return 1;
-  return config.require_all && !table->AllFound() ? 1 : 0;
+  const absl::StatusOr<std::vector<SweepTable>> tables = SweepAll(config);
+  if (absl::IsInvalidArgument(tables.status())) return PrintUsageError(kName, tables.status());
+  if (!tables.ok()) return PrintFailure(kName, tables.status());
+  for (const SweepTable& table : *tables) {
+    if (table.failed() > 0 || (config.require_all && !table.AllFound())) return 1;
+  }
+  return 0;
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<SweepQuestion>> MakeSweepQuestions(const SweepConfig& config,
-                                                              const NeedleGenerator& generator) {
-  ASSIGN_OR_RETURN(const std::vector<Plan> plans, PlansOf(config));
-  // Of each repeat: far from the seeds of the plans, which count up.
-  constexpr uint64_t kRepeatStride = 1'000'000'007;
-  std::vector<SweepQuestion> questions;
-  for (const Plan& plan : plans) {
-    for (int repeat = 0; repeat < config.repeats; ++repeat) {
-      NeedleSpec spec = plan.spec;
-      spec.seed += kRepeatStride * static_cast<uint64_t>(repeat);
-      if (config.tokenizer_dir.empty()) spec.exact = false;  // lengths are estimates then
-      ASSIGN_OR_RETURN(NeedlePrompt prompt, generator.Make(spec));
-      SweepCell cell{.length = spec.prompt_tokens,
-                     .place = plan.place,
-                     .repeat = repeat,
-                     .expected = prompt.code};
-      questions.push_back({std::move(prompt), std::move(cell)});
-    }
+absl::Status SweepConfig::Validate() const {
+  if (repeats < 1 || concurrency < 1 || concurrency > 256) {
+    return absl::InvalidArgumentError("--repeats is " + std::to_string(repeats) +
+                                      " and --concurrency " + std::to_string(concurrency) +
+                                      "; at least 1 each, at most 256 at once");
   }
-  return questions;
+  if (up.empty() && !(formats.empty() && overlay.empty() && numerics.empty())) {
+    return absl::InvalidArgumentError(
+        "--formats, --overlay and --numerics are for the clusters of --up; a server at --url has "
+        "its own");
+  }
+  for (const std::string_view format : SplitAtCommas(formats)) {
+    if (formats.empty() || format == "bf16" || format == "fp8" || format == "fp4") continue;
+    return absl::InvalidArgumentError("--formats has \"" + std::string(format) +
+                                      "\", possible are bf16, fp8 and fp4");
+  }
+  if (!panels.empty() && svg.empty()) {
+    return absl::InvalidArgumentError("--panel adds to a heat map: --svg FILE");
+  }
+  return absl::OkStatus();
 }
 
 SweepTable AskAll(const SweepConfig& config, const OpenAiClient& client, const std::string& model,
@@ -223,7 +225,7 @@ SweepTable AskAll(const SweepConfig& config, const OpenAiClient& client, const s
   const size_t count = std::min(static_cast<size_t>(config.concurrency), questions.size());
   for (size_t i = 0; i < count; ++i) threads.emplace_back(work);
   for (std::thread& thread : threads) thread.join();
-  SweepTable table;
+  SweepTable table(config.residues != 0 ? SweepKind::kResidues : SweepKind::kDepths, config.label);
   for (SweepCell& cell : cells) table.Add(std::move(cell));
   return table;
 }

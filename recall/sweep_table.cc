@@ -3,37 +3,13 @@
 #include <algorithm>
 
 #include <absl/strings/str_cat.h>
-#include <boost/json.hpp>
 
-#include "text/utf8.h"
+#include "recall/sweep_grid.h"
 
 namespace lodestone {
 namespace {
 
-std::string OutcomeName(NeedleOutcome outcome) {
-  switch (outcome) {
-    case NeedleOutcome::kFound:
-      return "found";
-    case NeedleOutcome::kMissed:
-      return "missed";
-    case NeedleOutcome::kFailed:
-      break;
-  }
-  return "failed";
-}
-
-template <typename T>
-void AddOnce(std::vector<T>& values, const T& value) {
-  if (std::find(values.begin(), values.end(), value) == values.end()) values.push_back(value);
-}
-
-// 10498 as "10,498".
-std::string WithThousands(int64_t value) {
-  std::string text = std::to_string(value);
-  for (auto pos = static_cast<int64_t>(text.size()) - 3; pos > 0; pos -= 3)
-    text.insert(static_cast<size_t>(pos), 1, ',');
-  return text;
-}
+constexpr int64_t kResiduesPerTextColumn = 16;
 
 // The first column is aligned left, the others right.
 std::string AlignColumns(const std::vector<std::vector<std::string>>& rows) {
@@ -56,9 +32,18 @@ std::string AlignColumns(const std::vector<std::vector<std::string>>& rows) {
 }  // namespace
 
 int SweepTable::Count(NeedleOutcome outcome) const {
-  return static_cast<int>(std::count_if(cells_.begin(), cells_.end(), [&](const SweepCell& cell) {
-    return cell.outcome == outcome;
+  return static_cast<int>(std::ranges::count(cells_, outcome, &SweepCell::outcome));
+}
+
+int SweepTable::word_for_word() const {
+  return static_cast<int>(std::ranges::count_if(cells_, [](const SweepCell& cell) {
+    return cell.outcome == NeedleOutcome::kFound && cell.reply == cell.answer;
   }));
+}
+
+int SweepTable::of_wanted_length() const {
+  return static_cast<int>(std::ranges::count_if(
+      cells_, [](const SweepCell& cell) { return cell.prompt_tokens == cell.length; }));
 }
 
 std::string SweepTable::Summary() const {
@@ -67,51 +52,29 @@ std::string SweepTable::Summary() const {
   return text;
 }
 
-std::string SweepTable::CellText(const std::string& place, int64_t length) const {
-  int repeats = 0;
-  int found = 0;
-  NeedleOutcome last = NeedleOutcome::kFailed;
-  for (const SweepCell& cell : cells_) {
-    if (cell.place != place || cell.length != length) continue;
-    ++repeats;
-    found += cell.outcome == NeedleOutcome::kFound;
-    last = cell.outcome;
-  }
-  if (repeats == 0) return "-";
-  return repeats == 1 ? OutcomeName(last) : absl::StrCat(found, " of ", repeats);
-}
-
 std::string SweepTable::ToText() const {
-  std::vector<std::string> places;
-  std::vector<int64_t> lengths;
-  for (const SweepCell& cell : cells_) {
-    AddOnce(places, cell.place);
-    AddOnce(lengths, cell.length);
-  }
-  std::vector<std::vector<std::string>> rows = {{"depth \\ tokens"}};
-  for (const int64_t length : lengths) rows.front().push_back(WithThousands(length));
-  for (const std::string& place : places) {
-    std::vector<std::string> row = {place};
-    for (const int64_t length : lengths) row.push_back(CellText(place, length));
-    rows.push_back(std::move(row));
+  const SweepGrid grid = GridOf(*this, kResiduesPerTextColumn);
+  std::vector<std::vector<std::string>> rows = {
+      {absl::StrCat(grid.row_name, " \\ ", grid.column_name)}};
+  for (const std::string& column : grid.columns) rows.front().push_back(column);
+  for (size_t row = 0; row < grid.rows.size(); ++row) {
+    std::vector<std::string> texts = {grid.rows[row]};
+    for (const GridCell& cell : grid.cells[row]) texts.push_back(cell.Text());
+    rows.push_back(std::move(texts));
   }
   return AlignColumns(rows);
 }
 
-std::string SweepTable::ToJson() const {
-  boost::json::array cells;
-  for (const SweepCell& cell : cells_) {
-    cells.push_back({{"length", cell.length},
-                     {"place", ReplaceInvalidUtf8(cell.place)},
-                     {"repeat", cell.repeat},
-                     {"outcome", OutcomeName(cell.outcome)},
-                     {"prompt_tokens", cell.prompt_tokens},
-                     {"seconds", cell.seconds},
-                     {"expected", ReplaceInvalidUtf8(cell.expected)},
-                     {"reply", ReplaceInvalidUtf8(cell.reply)}});
+std::string_view OutcomeName(NeedleOutcome outcome) {
+  switch (outcome) {
+    case NeedleOutcome::kFound:
+      return "found";
+    case NeedleOutcome::kMissed:
+      return "missed";
+    case NeedleOutcome::kFailed:
+      break;
   }
-  return boost::json::serialize(boost::json::object{
-      {"found", found()}, {"failed", failed()}, {"total", total()}, {"cells", std::move(cells)}});
+  return "failed";
 }
 
 std::string DepthName(double depth) { return absl::StrCat(depth); }

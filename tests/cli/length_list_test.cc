@@ -23,6 +23,18 @@ TEST(LengthListTest, NamesThePartThatIsWrong) {
   }
 }
 
+TEST(LengthListTest, LengthsAroundABaseFollowEachOther) {
+  const auto lengths = LengthsAround(1024, 128);
+  ASSERT_TRUE(lengths.ok()) << lengths.status();
+  ASSERT_EQ(lengths->size(), 128u);
+  EXPECT_EQ(lengths->front(), 960);
+  EXPECT_EQ(lengths->back(), 1087);
+  EXPECT_EQ(LengthsAround(65, 128)->front(), 1);
+  for (const int64_t bad : {int64_t{64}, int64_t{-5}, INT64_MIN, INT64_MAX}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(LengthsAround(bad, 128).status())) << bad;
+  }
+}
+
 TEST(DepthListTest, DepthsLieBetween0And1) {
   const auto depths = ParseDepthList("0,0.25,1");
   ASSERT_TRUE(depths.ok());

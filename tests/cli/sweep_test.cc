@@ -46,6 +46,56 @@ TEST(SweepTest, PresetsAreThoseThatPeopleReport) {
   EXPECT_EQ(window->size(), 4u);
 }
 
+TEST(SweepTest, ResiduesAreEachAskedOnceToTheToken) {
+  SweepConfig config;
+  config.residues = 1024;
+  config.tokenizer_dir = LODESTONE_SOURCE_DIR "/models/needle-tiny";
+  const auto tokenizer = Tokenizer::Load(config.tokenizer_dir + "/tokenizer.json");
+  const auto lexicon = LexiconForModel(config.tokenizer_dir);
+  ASSERT_TRUE(tokenizer.ok() && lexicon.ok());
+  const auto questions =
+      MakeSweepQuestions(config, NeedleGenerator(*lexicon, TokenCounter{.tokenizer = &*tokenizer}));
+  ASSERT_TRUE(questions.ok()) << questions.status();
+  ASSERT_EQ(questions->size(), 128u);
+  std::set<int64_t> residues;
+  std::set<std::pair<int64_t, std::string>> depths_of_residue;
+  for (const SweepQuestion& question : *questions) {
+    EXPECT_EQ(question.prompt.prompt_tokens, question.cell.length);
+    residues.insert(question.cell.length % 128);
+    depths_of_residue.emplace(question.cell.length % 4, question.cell.place);
+    EXPECT_EQ(question.cell.answer, question.prompt.answer);
+  }
+  EXPECT_EQ(residues.size(), 128u);
+  EXPECT_EQ(depths_of_residue.size(), 20u) << "each residue mod 4 at each of 5 depths";
+}
+
+TEST(SweepTest, ResiduesNeedATokenizerAndNoPreset) {
+  SweepConfig config;
+  config.residues = 1024;
+  EXPECT_TRUE(absl::IsInvalidArgument(MakeSweepQuestions(config, Generator()).status()));
+  config.tokenizer_dir = "models/needle-tiny";
+  config.preset = "window";
+  EXPECT_TRUE(absl::IsInvalidArgument(MakeSweepQuestions(config, Generator()).status()));
+}
+
+TEST(SweepTest, SettingsThatWouldBeIgnoredAreRefused) {
+  SweepConfig config;
+  EXPECT_TRUE(config.Validate().ok());
+  config.formats = "bf16,fp8";
+  EXPECT_TRUE(absl::IsInvalidArgument(config.Validate())) << "formats of a server at --url";
+  config.up = "models/needle-tiny";
+  EXPECT_TRUE(config.Validate().ok());
+  config.formats = "bf16,fp9";
+  EXPECT_TRUE(absl::IsInvalidArgument(config.Validate()));
+  config.formats = "bf16,";
+  EXPECT_TRUE(absl::IsInvalidArgument(config.Validate()));
+  config.formats.clear();
+  config.panels = {"earlier.json"};
+  EXPECT_TRUE(absl::IsInvalidArgument(config.Validate())) << "panels without --svg";
+  config.svg = "map.svg";
+  EXPECT_TRUE(config.Validate().ok());
+}
+
 TEST(SweepTest, BadListsAreNamed) {
   SweepConfig config;
   config.lengths = "900,x";

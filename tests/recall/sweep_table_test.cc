@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <boost/json.hpp>
 
@@ -65,6 +66,71 @@ TEST(SweepTableTest, JsonHoldsEveryCell) {
   EXPECT_EQ(cell.at("repeat").as_int64(), 2);
   EXPECT_EQ(cell.at("outcome").as_string(), "missed");
   EXPECT_EQ(cell.at("reply").as_string(), "no");
+}
+
+TEST(SweepTableTest, JsonIsReadBackAsItWas) {
+  SweepTable table(SweepKind::kResidues, "fp8, \"stress\"");
+  SweepCell cell = Cell(1023, "0.25", 1, NeedleOutcome::kMissed);
+  cell.prompt_tokens = 1022;
+  cell.seconds = 0.25;
+  cell.answer = "The secret code is A-12-B.";
+  table.Add(cell);
+  table.Add(Cell(1024, "0.5", 0, NeedleOutcome::kFailed));
+  const absl::StatusOr<SweepTable> read = SweepTable::FromJson(table.ToJson(), "a file");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->kind(), SweepKind::kResidues);
+  EXPECT_EQ(read->label(), "fp8, \"stress\"");
+  EXPECT_EQ(read->ToJson(), table.ToJson());
+  EXPECT_EQ(read->ToText(), table.ToText());
+}
+
+TEST(SweepTableTest, JsonThatIsNoSweepIsNamed) {
+  SweepTable table;
+  table.Add(Cell(300, "0", 0, NeedleOutcome::kFound));
+  const std::string good = table.ToJson();
+  const auto with = [&](std::string_view part, std::string_view other) {
+    std::string changed = good;
+    return changed.replace(changed.find(part), part.size(), other);
+  };
+  for (const std::string& bad :
+       {std::string(), std::string("[]"), std::string("{}"), good.substr(0, good.size() - 1),
+        with("\"depths\"", "\"widths\""), with("\"found\",", "\"lost\","),
+        with("\"length\":300", "\"length\":0"), with("\"length\":300", "\"length\":\"x\""),
+        with("\"reply\"", "\"replies\""), with("\"cells\":[", "\"cells\":[7,")}) {
+    const absl::StatusOr<SweepTable> read = SweepTable::FromJson(bad, "a file");
+    ASSERT_TRUE(absl::IsInvalidArgument(read.status())) << bad;
+    EXPECT_THAT(std::string(read.status().message()),
+                ::testing::StartsWith("a file is not the JSON of a sweep: "))
+        << bad;
+  }
+}
+
+TEST(SweepTableTest, ResiduesAreShownBy4RowsAndByColumnsOf16) {
+  SweepTable table(SweepKind::kResidues);
+  for (int64_t length = 120; length < 132; ++length) {
+    table.Add(
+        Cell(length, "0.5", 0, length == 129 ? NeedleOutcome::kMissed : NeedleOutcome::kFound));
+  }
+  const std::string text = table.ToText();
+  EXPECT_THAT(text, ::testing::StartsWith("tokens mod 4 \\ tokens mod 128    0-15  16-31"));
+  // 129 mod 128 = 1, mod 4 = 1; the row's other lengths, 121 and 125, are in the last column.
+  EXPECT_THAT(text, ::testing::HasSubstr(
+                        "\n1                              missed      -      -      -      -      "
+                        "-       -   2 of 2\n"));
+}
+
+TEST(SweepTableTest, CountsAnswersWordForWordAndPromptsOfTheWantedLength) {
+  SweepTable table(SweepKind::kResidues);
+  SweepCell cell = Cell(1024, "0.5", 0, NeedleOutcome::kFound);
+  cell.answer = cell.reply = "The secret code is A-12-B.";
+  cell.prompt_tokens = 1024;
+  table.Add(cell);
+  cell.reply = "It is A-12-B.";
+  cell.prompt_tokens = 1025;
+  table.Add(cell);
+  EXPECT_EQ(table.found(), 2);
+  EXPECT_EQ(table.word_for_word(), 1);
+  EXPECT_EQ(table.of_wanted_length(), 1);
 }
 
 }  // namespace
