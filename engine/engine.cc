@@ -214,6 +214,12 @@ Stream& Engine::stream() { return impl_->stream; }
 
 absl::Status Engine::CheckRequest(std::span<const int32_t> tokens, int32_t num_generated,
                                   const SamplingParams& sampling) const {
+  return CheckRequest(tokens, num_generated, sampling,
+                      WorstCaseTokens(std::ssize(tokens), num_generated, sampling));
+}
+
+absl::Status Engine::CheckRequest(std::span<const int32_t> tokens, int32_t num_generated,
+                                  const SamplingParams& sampling, int64_t cache_tokens) const {
   if (tokens.empty()) return absl::InvalidArgumentError("the prompt is empty");
   if (num_generated < 0 || num_generated >= std::ssize(tokens)) {
     return absl::InvalidArgumentError(std::to_string(num_generated) + " generated tokens of " +
@@ -232,9 +238,10 @@ absl::Status Engine::CheckRequest(std::span<const int32_t> tokens, int32_t num_g
                                         std::to_string(config().vocab_size));
     }
   }
-  const int64_t total = WorstCaseTokens(std::ssize(tokens), num_generated, sampling);
-  if (total > plan().max_context) {
-    return absl::InvalidArgumentError("prompt and answer have " + std::to_string(total) +
+  if (cache_tokens > plan().max_context) {
+    const std::string what =
+        cache_tokens > std::ssize(tokens) ? "prompt and answer have " : "the prompt has ";
+    return absl::InvalidArgumentError(what + std::to_string(cache_tokens) +
                                       " tokens, the context is " +
                                       std::to_string(plan().max_context));
   }
@@ -245,7 +252,7 @@ absl::StatusOr<std::unique_ptr<Sequence>> Engine::NewSequence(std::vector<int32_
                                                               int32_t num_generated,
                                                               const SamplingParams& sampling,
                                                               int64_t cache_tokens) {
-  RETURN_IF_ERROR(CheckRequest(tokens, num_generated, sampling));
+  RETURN_IF_ERROR(CheckRequest(tokens, num_generated, sampling, cache_tokens));
   ASSIGN_OR_RETURN(std::unique_ptr<SequenceCache> cache,
                    impl_->cache->MakeSequenceFor(cache_tokens));
   return std::make_unique<Sequence>(std::move(cache), std::move(tokens), num_generated, sampling);

@@ -55,12 +55,16 @@ class Engine {
   Stream& stream();
 
   // INVALID_ARGUMENT, with both numbers or the field and its value, for a request that this engine
-  // could never serve: empty, over the context, a token outside the vocabulary, bad sampling.
+  // could never serve: empty, over the context, a token outside the vocabulary, bad sampling. The
+  // context has to hold `cache_tokens`: WorstCaseTokens, or just the tokens where somebody else
+  // decodes.
+  absl::Status CheckRequest(std::span<const int32_t> tokens, int32_t num_generated,
+                            const SamplingParams& sampling, int64_t cache_tokens) const;
   absl::Status CheckRequest(std::span<const int32_t> tokens, int32_t num_generated,
                             const SamplingParams& sampling) const;
 
   // A sequence whose last `num_generated` tokens were generated already, with room in the cache for
-  // `cache_tokens` tokens: WorstCaseTokens, or just the tokens where somebody else decodes.
+  // `cache_tokens` tokens.
   // Errors: those of CheckRequest; INVALID_ARGUMENT if the cache could never hold it;
   // RESOURCE_EXHAUSTED if it cannot now.
   absl::StatusOr<std::unique_ptr<Sequence>> NewSequence(std::vector<int32_t> tokens,

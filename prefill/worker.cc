@@ -129,8 +129,10 @@ bool PrefillWorker::HandleIfAny(std::optional<Command> command) {
 
 void PrefillWorker::Handle(RunCommand command) {
   PrefillJob& job = *command.job;
+  // The answer is decode's: only the prompt has to fit here.
   absl::Status status =
-      engine_.CheckRequest(job.request.tokens, job.request.num_generated, job.request.sampling);
+      engine_.CheckRequest(job.request.tokens, job.request.num_generated, job.request.sampling,
+                           std::ssize(job.request.tokens));
   if (status.ok() && HasLease(job.request.lease)) {
     status = absl::InvalidArgumentError("lease " + job.request.lease.ToString() +
                                         " has a request on this worker already");

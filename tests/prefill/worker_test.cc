@@ -241,11 +241,19 @@ TEST_F(PrefillWorkerTest, ABadRequestIsRefusedBeforeItIsQueued) {
   PrefillRequest request = Request(1, 5);
   request.tokens[3] = 1024;
   Run(worker, request);
-  Run(worker, Request(2, 1024));
+  Run(worker, Request(2, 1025));
   EXPECT_EQ(Drain(worker), absl::OkStatus());
   EXPECT_THAT(std::string(Reply(1).status().message()), HasSubstr("1024"));
   EXPECT_EQ(Reply(2).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(sender_.begun, IsEmpty());
+}
+
+TEST_F(PrefillWorkerTest, OnlyThePromptHasToFit) {
+  PrefillWorker worker = MakeWorker();
+  Run(worker, Request(1, 20, 100'000));  // the context is 1024
+  EXPECT_EQ(Drain(worker), absl::OkStatus());
+  EXPECT_TRUE(Reply(1).ok()) << Reply(1).status();
+  EXPECT_THAT(sender_.handoffs, SizeIs(1));
 }
 
 TEST_F(PrefillWorkerTest, AfterAFailureOfTheEngineRequestsMayRunElsewhere) {
