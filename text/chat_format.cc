@@ -78,16 +78,6 @@ const std::string& EffortText(const VendorTexts& texts, ReasoningEffort effort) 
   return effort == ReasoningEffort::kHigh ? texts.effort_high : *none;
 }
 
-absl::Status CheckEffort(const VendorTexts& texts, ReasoningEffort effort) {
-  const bool high_has_text = texts.encoding == VendorTexts::Encoding::kRefreshed;
-  const bool needs_text =
-      effort == ReasoningEffort::kMax || (effort == ReasoningEffort::kHigh && high_has_text);
-  if (!needs_text || !EffortText(texts, effort).empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "this model has no reasoning effort ", effort == ReasoningEffort::kMax ? "max" : "high",
-      ": the folder encoding of its files has no text that asks for it"));
-}
-
 absl::Status CheckRole(const ChatMessage& message) {
   if (!TakesInstructions(message) && !message.tools.empty()) {
     return absl::InvalidArgumentError("tools are declared on a system or developer message only");
@@ -116,14 +106,24 @@ absl::StatusOr<ChatRole> ParseChatRole(std::string_view name) {
                    "\" is none of system, developer, user, assistant, tool, latest_reminder"));
 }
 
-void DeclareTools(std::vector<std::string> tools, std::vector<ChatMessage>& messages) {
-  if (tools.empty()) return;
+namespace {
+
+// The first system message, or an empty one in front.
+ChatMessage& InstructionsOf(std::vector<ChatMessage>& messages) {
   for (ChatMessage& message : messages) {
-    if (message.role != ChatRole::kSystem) continue;
-    message.tools = std::move(tools);
-    return;
+    if (message.role == ChatRole::kSystem) return message;
   }
-  messages.insert(messages.begin(), {.role = ChatRole::kSystem, .tools = std::move(tools)});
+  return *messages.insert(messages.begin(), {.role = ChatRole::kSystem});
+}
+
+}  // namespace
+
+void DeclareTools(std::vector<std::string> tools, std::vector<ChatMessage>& messages) {
+  if (!tools.empty()) InstructionsOf(messages).tools = std::move(tools);
+}
+
+void SetResponseFormat(std::string response_format, std::vector<ChatMessage>& messages) {
+  InstructionsOf(messages).response_format = std::move(response_format);
 }
 
 // Builds the ids of one conversation. Text is collected and encoded only where a control token
@@ -328,6 +328,23 @@ absl::Status ChatFormat::tools_available() const {
   return absl::OkStatus();
 }
 
+absl::Status ChatFormat::response_formats_available() const {
+  if (!texts_.response_format.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "this model has no response formats: the folder encoding of its files has no text that "
+      "introduces one");
+}
+
+absl::Status ChatFormat::effort_available(ReasoningEffort effort) const {
+  const bool high_has_text = texts_.encoding == VendorTexts::Encoding::kRefreshed;
+  const bool needs_text =
+      effort == ReasoningEffort::kMax || (effort == ReasoningEffort::kHigh && high_has_text);
+  if (!needs_text || !EffortText(texts_, effort).empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "this model has no reasoning effort ", effort == ReasoningEffort::kMax ? "max" : "high",
+      ": the folder encoding of its files has no text that asks for it"));
+}
+
 absl::Status ChatFormat::CheckTask(const ChatMessage& message) const {
   if (message.task.empty()) return absl::OkStatus();
   bool known = false;
@@ -352,12 +369,7 @@ absl::Status ChatFormat::CheckTools(const ChatMessage& message) const {
   }
   if (message.response_format.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(ObjectText(message.response_format, "the response format").status());
-  if (texts_.response_format.empty()) {
-    return absl::InvalidArgumentError(
-        "this model has no response formats: the folder encoding of its files has no text that "
-        "introduces one");
-  }
-  return absl::OkStatus();
+  return response_formats_available();
 }
 
 absl::Status ChatFormat::Check(const std::vector<ChatMessage>& messages,
@@ -377,7 +389,7 @@ absl::Status ChatFormat::Check(const std::vector<ChatMessage>& messages,
           absl::StrCat("messages[", i, "]: ", std::string(status.message())));
     }
   }
-  return options.mode == ChatMode::kThinking ? CheckEffort(texts_, options.effort)
+  return options.mode == ChatMode::kThinking ? effort_available(options.effort)
                                              : absl::OkStatus();
 }
 

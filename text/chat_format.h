@@ -44,6 +44,8 @@ struct ChatMessage {
 // Declares `tools` (ChatMessage::tools) where the format wants them: on the first system message,
 // or on an empty one that it puts in front. No tools: no change.
 void DeclareTools(std::vector<std::string> tools, std::vector<ChatMessage>& messages);
+// The same for a response format (ChatMessage::response_format).
+void SetResponseFormat(std::string response_format, std::vector<ChatMessage>& messages);
 
 enum class ChatMode { kChat, kThinking };
 enum class ReasoningEffort { kNone, kLow, kHigh, kMax };  // none and low: no text of their own
@@ -87,6 +89,9 @@ class ChatFormat {
 
   // INVALID_ARGUMENT says what this model lacks for declaring and calling tools.
   absl::Status tools_available() const;
+  // The same for response formats, and for a reasoning effort in thinking mode.
+  absl::Status response_formats_available() const;
+  absl::Status effort_available(ReasoningEffort effort) const;
 
   const ChatTokens& tokens() const { return tokens_; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }

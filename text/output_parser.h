@@ -15,9 +15,9 @@ namespace lodestone {
 
 // What one step of a reply adds to it, for the client.
 struct ChatDelta {
-  std::string reasoning;
-  std::string content;
-  std::vector<ToolCallDelta> tool_calls;  // in order; several may belong to one call
+  std::string reasoning{};
+  std::string content{};
+  std::vector<ToolCallDelta> tool_calls{};  // in order; several may belong to one call
 };
 
 // A whole reply: all its deltas joined.
@@ -63,6 +63,8 @@ class OutputParser {
   // The next token belongs to the reasoning, as far as is known.
   bool in_reasoning() const { return in_reasoning_; }
   bool ended() const { return ended_; }
+  // The reply calls tools, and each of its calls is whole.
+  bool calls_complete() const { return calls_.all_complete(); }
 
  private:
   void Take(int32_t token, ChatDelta& delta);

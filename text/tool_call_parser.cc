@@ -154,6 +154,7 @@ ToolCallParser::Result ToolCallParser::TakeCallBody(Deltas& deltas) {
   keys_.clear();
   if (step_ == Step::kAfterCall) {
     Arguments(deltas) += "{}";
+    ++num_complete_;
     Sent(at_);
   } else {
     Sent(begin);
@@ -228,6 +229,7 @@ ToolCallParser::Result ToolCallParser::TakeAfterValue(Deltas& deltas) {
       TakeOneOf({{kNextParameter, Step::kKey}, {kEmptyCallEnd, Step::kAfterCall}});
   if (result == Result::kTaken && step_ == Step::kAfterCall) {
     Arguments(deltas) += '}';
+    ++num_complete_;
     Sent(at_);
   }
   return result;

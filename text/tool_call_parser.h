@@ -54,6 +54,8 @@ class ToolCallParser {
   bool in_value() const { return step_ == Step::kStringValue || step_ == Step::kJsonValue; }
   // A call of this block was sent.
   bool sent_call() const { return sent_call_; }
+  // Calls were sent, over all blocks, and each of them whole.
+  bool all_complete() const { return num_calls_ > 0 && num_complete_ == num_calls_; }
 
  private:
   enum class Step {
@@ -97,6 +99,7 @@ class ToolCallParser {
   size_t at_ = 0;       // how much of it is parsed
   size_t scan_ = 0;     // before here the text that is looked for does not begin
   int num_calls_ = 0;   // sent in this reply
+  int num_complete_ = 0;
   bool sent_call_ = false;
   std::string name_;
   std::string key_;

@@ -86,6 +86,39 @@ TEST(ChatToolsTest, DeclareToolsFindsOrMakesTheSystemMessage) {
   EXPECT_EQ(messages[0].tools.size(), 2u);
 }
 
+TEST(ChatToolsTest, SetResponseFormatFindsOrMakesTheSystemMessage) {
+  std::vector<ChatMessage> messages = {User("q")};
+  SetResponseFormat("{}", messages);
+  ASSERT_EQ(messages.size(), 2u);
+  EXPECT_EQ(messages[0].role, ChatRole::kSystem);
+  SetResponseFormat("[]", messages);
+  ASSERT_EQ(messages.size(), 2u);
+  EXPECT_EQ(messages[0].response_format, "[]");
+}
+
+TEST(ChatToolsTest, SaysWhatAModelWithoutTextsLacks) {
+  const ChatFormat& plain = testing_text::PlainFormat();
+  EXPECT_TRUE(Format().response_formats_available().ok());
+  EXPECT_THAT(plain.response_formats_available().ToString(), HasSubstr("the folder encoding"));
+  EXPECT_TRUE(plain.effort_available(ReasoningEffort::kHigh).ok());
+  EXPECT_THAT(plain.effort_available(ReasoningEffort::kMax).ToString(), HasSubstr("effort max"));
+}
+
+TEST(ChatToolsTest, CallsAreCompleteIfEachOfThemIs) {
+  const std::string open = "\n\n<\xFF" "tool_calls>\n<\xFF" "invoke name=\"f\">\n</\xFF" "invoke>";
+  const auto complete = [](const std::string& text) {
+    OutputParser parser(&Format(), ChatMode::kChat, OutputParser::EndToken::kEnds, "call_");
+    parser.Push(testing_text::IdsOf(text));
+    return parser.calls_complete();
+  };
+  EXPECT_FALSE(complete("x"));
+  EXPECT_TRUE(complete(open));
+  const std::string second = "\n<\xFF" "invoke name=\"g\">\n<\xFF" "parameter name=\"a\" string=\"true\">";
+  EXPECT_FALSE(complete(open + second));
+  EXPECT_TRUE(complete(open + second + "v</\xFF" "parameter>\n</\xFF" "invoke>"));
+  EXPECT_FALSE(complete(open + second + "v</\xFF" "parameter>oops"));
+}
+
 TEST(ChatToolsTest, RendersResponseFormats) {
   const ChatMessage system = {.role = ChatRole::kSystem,
                               .response_format = R"({"type":"json_object"})"};
