@@ -28,8 +28,8 @@ struct State {
 };
 
 constexpr State kStates[] = {
-    {"prefill", "kvtransfer.handoff", false}, {"decode", "kvtransfer.commit", false},
-    {"decode", "kvtransfer.adopted", false},  {"prefill", "prefill_enqueue", true},
+    {"prefill", "kvtransfer.handoff", false}, {"decode", "kvtransfer.adopted", false},
+    {"decode", "kvtransfer.commit", true},    {"prefill", "prefill_enqueue", true},
     {"prefill", "kvtransfer.pack", true},     {"prefill", "kvtransfer.offer", true},
     {"prefill", "kvtransfer.write", true},    {"prefill", "prefill_after_step", true},
     {"decode", "decode_reserve", true},       {"decode", "kvtransfer.grant", true},

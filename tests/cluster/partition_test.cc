@@ -216,8 +216,8 @@ TEST(PartitionTest, NothingHangsAndServiceIsBackAfterEveryPartition) {
   client.TimeToService(seconds(60));
   const Partition partitions[] = {
       {"prefill-decode", {{1, 2}, {2, 1}}, true},
-      {"router-prefill", {{0, 1}, {1, 0}}, false},
       {"prefill to decode only", {{1, 2}}, true},
+      {"router-prefill", {{0, 1}, {1, 0}}, false},
       {"decode to prefill only", {{2, 1}}, true},
       {"router-decode", {{0, 2}, {2, 0}}, true},
       {"decode to router only", {{2, 0}}, true},

@@ -87,11 +87,13 @@ class ProxiedPair {
     }
     return true;
   }
-  // Until both sides have done with the lease.
+  // Until both sides have done with the lease. A link that was about to die may not have told decode
+  // of it at all: then only prefill has an outcome.
   bool RunUntilOver(LeaseId lease) {
     return RunUntil([&] {
-      return outcomes.contains(lease) &&
-             (decode.adopted.contains(lease) || decode.abandoned.contains(lease));
+      if (!outcomes.contains(lease)) return false;
+      const bool unknown = !outcomes[lease].ok() && !decode.named.contains(lease);
+      return decode.adopted.contains(lease) || decode.abandoned.contains(lease) || unknown;
     });
   }
   bool RunUntilIdle() {
@@ -101,6 +103,7 @@ class ProxiedPair {
     });
   }
   void Forget(LeaseId lease) {
+    decode.named.erase(lease);
     receiver->Release(lease, "finished");
     decode.Free(lease);
     decode.adopted.erase(lease);

@@ -1,5 +1,8 @@
 // The same sender and receiver over real sockets: gRPC for control, TCP for bytes, on 127.0.0.1.
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <chrono>
 #include <thread>
@@ -312,6 +315,17 @@ TEST(SocketTest, ADeadlineAndAStallAreToldApart) {
   const absl::Status stalled = read(
       {.stall = milliseconds(5), .deadline = RealClock()->Now() + seconds(20)});
   EXPECT_NE(stalled.message().find("stalled"), absl::string_view::npos) << stalled;
+}
+
+// Where the network swallows what is sent, the sender hears of it from its kernel.
+TEST(SocketTest, BytesThatNobodyAcknowledgesEndTheConnection) {
+  auto listener = TcpListener::Start("127.0.0.1", 0).value();
+  const IoLimits limits{.stall = seconds(20), .deadline = RealClock()->Now() + seconds(20)};
+  const Socket socket = ConnectTo("127.0.0.1", listener->port(), limits).value();
+  unsigned limit_ms = 0;
+  socklen_t size = sizeof(limit_ms);
+  ASSERT_EQ(getsockopt(socket.fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, &limit_ms, &size), 0);
+  EXPECT_EQ(limit_ms, 2000u);
 }
 
 TEST(SocketTest, ConnectsToANameAsWellAsToANumber) {
