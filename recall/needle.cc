@@ -17,6 +17,8 @@ constexpr int64_t kMaxPromptTokens = 16 << 20;
 constexpr int kMaxDistractors = 100'000;
 constexpr int64_t kMinTailTokens = 3;  // every longer rest can be made of a filler's last words
 constexpr int kTailAttempts = 500;
+constexpr int64_t kExactTokens = 48;  // every sum from here on can be made of whole lines
+constexpr int kExactAttempts = 100;
 
 using NamePair = std::pair<size_t, size_t>;
 
@@ -169,24 +171,54 @@ class NeedleGenerator::Draft {
     return tokens;
   }
 
-  // Adds filler lines of `budget` tokens to the front of `lines`: exactly, or less than one line
-  // short of it.
-  absl::Status Fill(int64_t budget, bool exact, std::vector<std::string>& lines) {
-    std::vector<std::string> filler;
+  // Filler of `budget` tokens: whole lines, and `pieces` of lines where those alone cannot be
+  // exact.
+  struct Filler {
+    std::vector<std::string> lines;
+    std::vector<std::string> pieces;
+  };
+
+  // Exactly `budget` tokens, or less than one line short of it. Models know whole lines only, and a
+  // piece after the needle line has cost its code: pieces are for budgets of a line or three.
+  absl::StatusOr<Filler> Fill(int64_t budget, bool exact) {
+    Filler filler;
+    AddLines(exact ? budget - kExactTokens : budget, budget, filler.lines);
+    if (!exact || AddLinesOfExactly(budget, filler.lines)) return filler;
+    AddLines(budget - kMinTailTokens, budget, filler.lines);
+    RETURN_IF_ERROR(AddPieces(budget, filler.pieces));
+    return filler;
+  }
+
+  // Adds lines of at most `most` tokens together, and takes them off `budget`.
+  void AddLines(int64_t most, int64_t& budget, std::vector<std::string>& lines) {
     for (;;) {
       std::string line = FillerLine(words_, random_);
       const int64_t tokens = counter_.Count(line);
-      if (tokens + (exact ? kMinTailTokens : 0) > budget) break;
+      if (tokens > most) return;
+      most -= tokens;
       budget -= tokens;
-      filler.push_back(std::move(line));
+      lines.push_back(std::move(line));
     }
-    if (exact) RETURN_IF_ERROR(FillTail(budget, filler));
-    lines.insert(lines.begin(), filler.begin(), filler.end());
-    return absl::OkStatus();
   }
 
-  // Adds lines of exactly `budget` tokens (about one line) to the front: the last words of fillers.
-  absl::Status FillTail(int64_t budget, std::vector<std::string>& lines) {
+  // False, and nothing is added, if chance finds no lines of this sum.
+  bool AddLinesOfExactly(int64_t budget, std::vector<std::string>& lines) {
+    for (int attempt = 0; attempt < kExactAttempts; ++attempt) {
+      std::vector<std::string> tried;
+      int64_t rest = budget;
+      while (rest > 0) {
+        tried.push_back(FillerLine(words_, random_));
+        rest -= counter_.Count(tried.back());
+      }
+      if (rest < 0) continue;
+      lines.insert(lines.end(), tried.begin(), tried.end());
+      return true;
+    }
+    return false;
+  }
+
+  // The last words of lines, of exactly `budget` tokens (about one line) together.
+  absl::Status AddPieces(int64_t budget, std::vector<std::string>& pieces) {
     int64_t rest = budget;
     for (int attempt = 0; attempt < kTailAttempts && rest > 0; ++attempt) {
       const std::string line = FillerLine(words_, random_);
@@ -197,7 +229,7 @@ class NeedleGenerator::Draft {
         const bool piece = attempt % 50 == 49 && tokens + kMinTailTokens <= rest;
         if (tokens == rest || piece) {
           rest -= tokens;
-          lines.insert(lines.begin(), std::move(tail));
+          pieces.push_back(std::move(tail));
           break;
         }
         const size_t space = line.find(' ', start);
@@ -217,12 +249,18 @@ class NeedleGenerator::Draft {
   }
 
   absl::Status PlaceByDepth(int64_t filler) {
-    std::vector<std::string> lines;
-    RETURN_IF_ERROR(Fill(filler, spec_.exact, lines));
+    ASSIGN_OR_RETURN(Filler made, Fill(filler, spec_.exact));
+    std::vector<std::string>& lines = made.lines;
     Scatter(distractors_, lines);
     const auto index = std::llround(spec_.depth * static_cast<double>(lines.size()));
     before_.assign(lines.begin(), lines.begin() + index);
     after_.assign(lines.begin() + index, lines.end());
+    // In front of all lines, but never before a needle that is to be the first.
+    if (before_.empty()) {
+      after_.insert(after_.end(), made.pieces.begin(), made.pieces.end());
+    } else {
+      before_.insert(before_.begin(), made.pieces.begin(), made.pieces.end());
+    }
     return absl::OkStatus();
   }
 
@@ -254,10 +292,14 @@ class NeedleGenerator::Draft {
       (after ? extra_after : extra_before).push_back(std::move(line));
     }
     const bool counted = counter_.tokenizer != nullptr;
-    RETURN_IF_ERROR(Fill(room_after, counted, after_));
-    RETURN_IF_ERROR(Fill(room_before, spec_.exact, before_));
+    ASSIGN_OR_RETURN(const Filler after, Fill(room_after, counted));
+    ASSIGN_OR_RETURN(const Filler before, Fill(room_before, spec_.exact));
+    after_ = after.lines;
+    before_ = before.lines;
     Scatter(extra_after, after_);
     Scatter(extra_before, before_);
+    after_.insert(after_.end(), after.pieces.begin(), after.pieces.end());
+    before_.insert(before_.begin(), before.pieces.begin(), before.pieces.end());
     return absl::OkStatus();
   }
 

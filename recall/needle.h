@@ -25,8 +25,8 @@ struct TokenCounter {
 
 struct NeedleSpec {
   int64_t prompt_tokens = 0;  // wanted length, the chat format's tokens included
-  bool exact = false;         // hit it to the token by shortened filler lines; else at most one
-                              // line shorter. Needs a tokenizer
+  bool exact = false;         // hit it to the token (a prompt with room for few lines only has
+                              // pieces of lines); else at most one line shorter. Needs a tokenizer
   double depth = 0.5;         // place of the needle line: 0 the first line, 1 the last
   std::optional<int64_t> tokens_after_code{};  // instead of depth: how many prompt tokens follow
                                                // the last token of the code

@@ -104,6 +104,44 @@ TEST(NeedleGeneratorTest, HitsTheExactLength) {
   }
 }
 
+// A piece of a line right after the needle line made the bundled model forget half of the code.
+TEST(NeedleGeneratorTest, ExactPromptsAreMadeOfWholeLines) {
+  const NeedleGenerator generator = Bundled();
+  const auto is_piece = [](const std::string& line) {
+    for (const char* start : {"Entry ", "On ", "The ", "Report ", "What is "}) {
+      if (line.starts_with(start)) return std::ranges::count(line, ' ') < 6;
+    }
+    return true;
+  };
+  for (int64_t tokens = 200; tokens < 420; tokens += 3) {
+    for (const double depth : {0.0, 0.4, 1.0}) {
+      const NeedlePrompt prompt =
+          Make({.prompt_tokens = tokens, .exact = true, .depth = depth, .seed = 4}, generator);
+      std::istringstream lines(prompt.content);
+      std::string last;
+      int pieces = 0;
+      for (std::string line; std::getline(lines, line); last = line) {
+        pieces += is_piece(line);
+        EXPECT_FALSE(is_piece(line) && last.find(prompt.code) != last.npos)
+            << tokens << " tokens, depth " << depth << ": " << line;
+      }
+      if (tokens >= 300) {
+        EXPECT_EQ(pieces, 0) << tokens << "\n" << prompt.content;
+      }
+    }
+  }
+  for (const WindowProbe& probe : WindowPreset(8)) {
+    const std::string content = Make(probe.spec, generator).content;
+    std::istringstream lines(content);
+    for (std::string line; std::getline(lines, line);) {
+      // The room after the needle may be too short for whole lines.
+      if (probe.place != "inside") {
+        EXPECT_FALSE(is_piece(line)) << probe.place << ": " << line;
+      }
+    }
+  }
+}
+
 TEST(NeedleGeneratorTest, PutsTheCodeAtTheExactToken) {
   const NeedleGenerator generator = Bundled();
   for (const int64_t after : {30, 64, 127, 128, 132, 600, 2000}) {
