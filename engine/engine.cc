@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/logging.h"
+#include "base/out_of_memory.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "engine/batch.h"
@@ -186,6 +187,10 @@ absl::Status Engine::Impl::Load(const Checkpoint& checkpoint) {
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options) {
+  return CatchOutOfMemory("for an engine", [&options] { return TryCreate(options); });
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::TryCreate(const EngineOptions& options) {
   ASSIGN_OR_RETURN(Backend backend, MakeBackend(options));
   ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                    Checkpoint::Open(options.model_dir, {.overlay = options.overlay,
@@ -255,7 +260,9 @@ absl::StatusOr<std::unique_ptr<Sequence>> Engine::NewSequence(std::vector<int32_
   RETURN_IF_ERROR(CheckRequest(tokens, num_generated, sampling, cache_tokens));
   ASSIGN_OR_RETURN(std::unique_ptr<SequenceCache> cache,
                    impl_->cache->MakeSequenceFor(cache_tokens));
-  return std::make_unique<Sequence>(std::move(cache), std::move(tokens), num_generated, sampling);
+  return CatchOutOfMemory("for a sequence", [&]() -> absl::StatusOr<std::unique_ptr<Sequence>> {
+    return std::make_unique<Sequence>(std::move(cache), std::move(tokens), num_generated, sampling);
+  });
 }
 
 absl::Status Engine::Impl::CheckParts(std::span<const StepPart> parts) const {
@@ -273,6 +280,10 @@ absl::Status Engine::Impl::CheckParts(std::span<const StepPart> parts) const {
 }
 
 absl::StatusOr<std::vector<StepResult>> Engine::Step(std::span<const StepPart> parts) {
+  return CatchOutOfMemory("for a step", [&] { return TryStep(parts); });
+}
+
+absl::StatusOr<std::vector<StepResult>> Engine::TryStep(std::span<const StepPart> parts) {
   std::vector<StepResult> results;
   if (parts.empty()) return results;
   RETURN_IF_ERROR(impl_->CheckParts(parts));

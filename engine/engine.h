@@ -79,6 +79,10 @@ class Engine {
   absl::StatusOr<std::vector<StepResult>> Step(std::span<const StepPart> parts);
 
  private:
+  // Without the catch of a failed allocation.
+  static absl::StatusOr<std::unique_ptr<Engine>> TryCreate(const EngineOptions& options);
+  absl::StatusOr<std::vector<StepResult>> TryStep(std::span<const StepPart> parts);
+
   struct Impl;
   explicit Engine(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

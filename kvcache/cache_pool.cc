@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
+#include "base/out_of_memory.h"
 #include "base/status_macros.h"
 
 namespace lodestone {
@@ -47,10 +49,12 @@ void FillRows(Stream& stream, const TensorView& state, int64_t slot, float value
 
 absl::StatusOr<std::unique_ptr<CachePool>> CachePool::Create(const MemoryPlan& plan,
                                                              FreedPages freed, Stream* stream) {
-  std::unique_ptr<CachePool> pool(new CachePool(plan, freed, stream));
-  RETURN_IF_ERROR(pool->Allocate());
-  pool->MakeViews();
-  return pool;
+  return CatchOutOfMemory("for a cache pool", [&]() -> absl::StatusOr<std::unique_ptr<CachePool>> {
+    std::unique_ptr<CachePool> pool(new CachePool(plan, freed, stream));
+    RETURN_IF_ERROR(pool->Allocate());
+    pool->MakeViews();
+    return pool;
+  });
 }
 
 CachePool::CachePool(const MemoryPlan& plan, FreedPages freed, Stream* stream)
@@ -133,8 +137,12 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> CachePool::Make(LeaseId lease, bo
   const int slot = free_slots_.back();
   free_slots_.pop_back();
   InitialiseSlot(slot);
-  return std::unique_ptr<SequenceCache>(
-      new SequenceCache(this, lease, owns_lease, slot, reservation.num_pages));
+  auto* const sequence =
+      new (std::nothrow) SequenceCache(this, lease, owns_lease, slot, reservation.num_pages);
+  if (sequence != nullptr) return std::unique_ptr<SequenceCache>(sequence);
+  free_slots_.push_back(slot);
+  ledger_.GiveBack(lease, {.num_pages = 0, .num_slots = 1});
+  return OutOfMemory("for a sequence");
 }
 
 void CachePool::InitialiseSlot(int slot) {

@@ -2,6 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
+#include "base/out_of_memory.h"
+#include "base/status_macros.h"
 
 namespace lodestone {
 namespace {
@@ -43,9 +45,13 @@ absl::Status Ledger::Reserve(LeaseId lease, Reservation reservation) {
                                                      ToString(Free()), " are free of ",
                                                      ToString(total_)));
   }
-  if (!accounts_.try_emplace(lease, Account{.reserved = reservation}).second) {
+  if (accounts_.contains(lease)) {
     return absl::AlreadyExistsError(absl::StrCat("lease ", lease.value(), " exists"));
   }
+  RETURN_IF_ERROR(CatchOutOfMemory("for a lease", [&] {
+    accounts_.try_emplace(lease, Account{.reserved = reservation});
+    return absl::OkStatus();
+  }));
   reserved_ = reserved_ + reservation;
   ++num_live_;
   return absl::OkStatus();

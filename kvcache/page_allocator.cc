@@ -22,6 +22,10 @@ absl::Status PageAllocator::Take(int64_t count, std::vector<PageId>& pages) {
     return absl::ResourceExhaustedError(
         absl::StrCat(count, " pages are needed, ", num_free(), " of ", num_pages(), " are free"));
   }
+  // Before any page is taken: there may be no memory for it.
+  if (const size_t needed = pages.size() + static_cast<size_t>(count); needed > pages.capacity()) {
+    pages.reserve(std::max(needed, 2 * pages.capacity()));
+  }
   for (int64_t i = 0; i < count; ++i) {
     const PageId page = free_.back();
     free_.pop_back();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/logging.h"
+#include "base/out_of_memory.h"
 #include "base/status_macros.h"
 #include "kvcache/cache_pool.h"
 
@@ -47,7 +48,8 @@ absl::Status SequenceCache::Reserve(int64_t num_tokens) {
   if (missing <= 0) return absl::OkStatus();
   const Reservation growth{missing, 0};
   RETURN_IF_ERROR(pool_->ledger_.Use(lease_, growth));
-  const absl::Status reserved = table_.Reserve(num_tokens);
+  const absl::Status reserved =
+      CatchOutOfMemory("for a block table", [&] { return table_.Reserve(num_tokens); });
   if (!reserved.ok()) pool_->ledger_.GiveBack(lease_, growth);
   return reserved;
 }

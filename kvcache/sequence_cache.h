@@ -28,7 +28,8 @@ class SequenceCache {
   ~SequenceCache();
 
   // Grows until positions [0, num_tokens) have a page; never shrinks. INTERNAL, unchanged, beyond
-  // the reservation; NOT_FOUND, unchanged, if the lease was released meanwhile.
+  // the reservation; NOT_FOUND, unchanged, if the lease was released meanwhile;
+  // RESOURCE_EXHAUSTED, unchanged, if the system has no memory for the table.
   absl::Status Reserve(int64_t num_tokens);
 
   // Tokens whose rows are complete in the cache. The engine advances it after each pass.

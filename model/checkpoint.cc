@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/logging.h"
+#include "base/out_of_memory.h"
 #include "base/status_macros.h"
 #include "model/inventory.h"
 #include "model/sha256.h"
@@ -51,6 +52,11 @@ bool SameShape(const TensorView& tensor, const std::vector<int64_t>& shape) {
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& directory,
                                             const CheckpointOptions& options) {
+  return CatchOutOfMemory("for a checkpoint", [&] { return TryOpen(directory, options); });
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::TryOpen(const std::string& directory,
+                                               const CheckpointOptions& options) {
   Checkpoint checkpoint;
   ASSIGN_OR_RETURN(checkpoint.config_, LoadModelConfig(directory));
   ASSIGN_OR_RETURN(const std::string config_text, ReadTextFile(directory + "/config.json"));

@@ -29,6 +29,7 @@ class Checkpoint {
   // NOT_FOUND for a missing file; INVALID_ARGUMENT naming the file and the tensor for everything
   // that does not match: truncated, missing, surplus, misshaped, of another type, an index that
   // contradicts its shards. Tensors of the MTP block (`mtp.*`) are skipped with one log line.
+  // RESOURCE_EXHAUSTED without memory for it.
   static absl::StatusOr<Checkpoint> Open(const std::string& directory,
                                          const CheckpointOptions& options);
 
@@ -59,6 +60,8 @@ class Checkpoint {
   };
 
   Checkpoint() = default;
+  static absl::StatusOr<Checkpoint> TryOpen(const std::string& directory,
+                                            const CheckpointOptions& options);
   absl::Status OpenSingle(const std::string& path);
   absl::Status OpenSharded(const std::string& directory);
   absl::Status AddFile(const std::string& path);
