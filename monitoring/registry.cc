@@ -40,6 +40,7 @@ constexpr std::string_view kPairContextResult[] = {"prefill", "decode", "context
 constexpr std::string_view kPair[] = {"prefill", "decode"};
 constexpr std::string_view kResult[] = {"result"};
 constexpr std::string_view kStage[] = {"stage"};
+constexpr std::string_view kState[] = {"state"};
 constexpr std::string_view kPhasePair[] = {"phase", "prefill", "decode"};
 constexpr std::string_view kKindPair[] = {"kind", "prefill", "decode"};
 constexpr std::string_view kKindResult[] = {"kind", "result"};
@@ -77,6 +78,8 @@ constexpr std::array kTable = {
     Histogram(MetricId::kRequestPhase, "lodestone_request_phase_seconds", kRoleRouter,
               kPhaseSeconds, "Seconds a request spent in a phase: queue, prefill, handoff, decode.",
               kPhase),
+    Gauge(MetricId::kOldestRequest, "lodestone_oldest_request_seconds", kRoleRouter,
+          "Seconds that the request longest in a phase has been in it; 0 if there is none.", kPhase),
     Histogram(MetricId::kRequestPromptTokens, "lodestone_request_prompt_tokens", kRoleRouter,
               kTokenCounts, "Tokens in the prompt of a request."),
     Histogram(MetricId::kRequestGenerationTokens, "lodestone_request_generation_tokens",
@@ -111,6 +114,9 @@ constexpr std::array kTable = {
     Counter(MetricId::kReadinessProbes, "lodestone_readiness_probes_total", kRoleRouter,
             "Generations run to decide readiness, by result.", kResult),
     // Workers.
+    Gauge(MetricId::kWorkerState, "lodestone_worker_state_seconds", kRoleWorkers,
+          "Seconds that the worker's loop has been in its state; 0 for the states it is not in.",
+          kState),
     Gauge(MetricId::kPrefillQueueDepth, "lodestone_prefill_queue_depth", kRolePrefill,
           "Requests that wait for their first chunk."),
     Gauge(MetricId::kPrefillQueuedTokens, "lodestone_prefill_queued_tokens", kRolePrefill,

@@ -27,6 +27,7 @@ enum class MetricId {
   kInterToken,
   kTimePerOutputToken,
   kRequestPhase,
+  kOldestRequest,
   kRequestPromptTokens,
   kRequestGenerationTokens,
   kRequestReplays,
@@ -44,6 +45,7 @@ enum class MetricId {
   kCanaryLastSuccess,
   kReadinessProbes,
   // Prefill and decode.
+  kWorkerState,
   kPrefillQueueDepth,
   kPrefillQueuedTokens,
   kPrefillRunningRequests,

@@ -30,7 +30,15 @@ RouterMetrics::RouterMetrics(Metrics* metrics)
       generation_tokens_total_(metrics->Counter(MetricId::kGenerationTokens)),
       queue_depth_(metrics->Gauge(MetricId::kRouterQueueDepth)),
       running_(metrics->Gauge(MetricId::kRouterRunningRequests)),
-      open_streams_(metrics->Gauge(MetricId::kRouterOpenStreams)) {}
+      open_streams_(metrics->Gauge(MetricId::kRouterOpenStreams)),
+      phase_ages_(std::make_shared<PhaseAges>()) {
+  for (const Phase phase : kAllPhases) {
+    const GaugeMetric oldest =
+        metrics->Gauge(MetricId::kOldestRequest, {{"phase", std::string(Name(phase))}});
+    metrics->OnScrape(
+        [oldest, phase, ages = phase_ages_] { oldest.Set(ages->OldestSeconds(phase)); });
+  }
+}
 
 void RouterMetrics::RequestEnded(int http_status, FinishReason finish_reason, double seconds) {
   metrics_

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "monitoring/metrics.h"
 #include "router/api_error.h"
+#include "router/phase_ages.h"
 #include "router/request.h"
 #include "router/worker_registry.h"
 
@@ -19,6 +21,8 @@ class RouterMetrics {
   void FirstTokenWritten(double seconds);
   void TokensWritten(int64_t count, double seconds_per_token);
   void Phases(const RequestTimings& timings);
+  // A request enters a phase; it leaves with the stay.
+  PhaseAges::Stay Enter(Phase phase) { return PhaseAges::Stay(phase_ages_.get(), phase); }
   void Usage(const struct Usage& usage, double decode_seconds);
   void Rejected(std::string_view reason);
   void Replayed(std::string_view reason);
@@ -43,6 +47,7 @@ class RouterMetrics {
   GaugeMetric queue_depth_;
   GaugeMetric running_;
   GaugeMetric open_streams_;
+  const std::shared_ptr<PhaseAges> phase_ages_;  // with the scrape, which may outlive this
 };
 
 // "stop", "length", ...

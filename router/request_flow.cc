@@ -148,6 +148,7 @@ Task<ApiOr<Outcome>> RequestFlow::RunAttempts(Life& life) {
 
 // On return without an error, life.place and life.lease are those of the attempt.
 Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life) {
+  const PhaseAges::Stay stay = metrics_->Enter(Phase::kQueue);
   const CancelSource::Registration registration =
       life.client.OnCancel([this](const absl::Status&) { admission_->NotifyChange(); });
   while (true) {
@@ -242,6 +243,7 @@ Task<absl::Status> RequestFlow::RunAttempt(Life& life) {
 
 // Runs the prompt and delivers the first token.
 Task<absl::Status> RequestFlow::Prefill(Life& life, LeaseTokens& tokens) {
+  const PhaseAges::Stay stay = metrics_->Enter(Phase::kPrefill);
   const std::shared_ptr<Worker> prefill = life.place.prefill;
   const std::shared_ptr<Worker> decode = life.place.decode;
   RunArgs args{.request_id = life.request.id.ToString(),
@@ -294,6 +296,7 @@ Task<absl::Status> RequestFlow::Prefill(Life& life, LeaseTokens& tokens) {
 
 // The second and later tokens, as the decode worker makes them.
 Task<absl::Status> RequestFlow::CopyTokens(Life& life, LeaseTokens& tokens) {
+  PhaseAges::Stay stay = metrics_->Enter(Phase::kHandoff);
   const TimePoint started_at = RealClock()->Now();
   bool is_first = true;
   while (!life.ended) {
@@ -315,6 +318,7 @@ Task<absl::Status> RequestFlow::CopyTokens(Life& life, LeaseTokens& tokens) {
       co_return batch.status();
     }
     if (std::exchange(is_first, false)) {
+      stay.MoveTo(Phase::kDecode);
       life.outcome.timings.handoff_seconds += SecondsSince(life.first_token_at);
       life.place.decode->consecutive_failures = 0;
     }

@@ -4,6 +4,20 @@
 
 namespace lodestone {
 
+std::string_view Name(LoopState state) {
+  switch (state) {
+    case LoopState::kLoading:
+      return "loading";
+    case LoopState::kReady:
+      return "ready";
+    case LoopState::kDraining:
+      return "draining";
+    case LoopState::kUnhealthy:
+      return "unhealthy";
+  }
+  return "";
+}
+
 WorkerStatus StatusBoard::Get() const {
   MutexLock lock(&mutex_);
   WorkerStatus status = status_;
@@ -20,9 +34,16 @@ WorkerStatus StatusBoard::Get() const {
 void StatusBoard::Set(WorkerStatus status) {
   MutexLock lock(&mutex_);
   const LoopState before = State();
+  if (status.state != status_.state || before != status_.state) state_since_ = clock_.Now();
   status_ = std::move(status);
   last_set_ = clock_.Now();
   if (status_.state != before) state_changed_.NotifyAll();
+}
+
+std::pair<LoopState, std::chrono::nanoseconds> StatusBoard::StateAndAge() const {
+  MutexLock lock(&mutex_);
+  if (const auto hanging = HangingFor()) return {LoopState::kUnhealthy, *hanging - kLoopHangs};
+  return {status_.state, clock_.Now() - state_since_};
 }
 
 void StatusBoard::WaitForOtherState(LoopState known, TimePoint deadline) const {

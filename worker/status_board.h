@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -12,6 +14,9 @@
 namespace lodestone {
 
 enum class LoopState : uint8_t { kLoading, kReady, kDraining, kUnhealthy };
+inline constexpr LoopState kAllLoopStates[] = {LoopState::kLoading, LoopState::kReady,
+                                               LoopState::kDraining, LoopState::kUnhealthy};
+std::string_view Name(LoopState state);  // "loading", ...
 
 // What a worker's loop says of itself, for its routers and operators.
 struct WorkerStatus {
@@ -34,11 +39,14 @@ inline constexpr std::chrono::seconds kLoopHangs{10};
 // The newest status. The loop writes, other threads read. Thread-safe.
 class StatusBoard {
  public:
-  explicit StatusBoard(const Clock* clock = RealClock()) : clock_(*clock) {}
+  explicit StatusBoard(const Clock* clock = RealClock())
+      : clock_(*clock), state_since_(clock->Now()) {}
 
   // Unhealthy if the loop hangs.
   WorkerStatus Get() const;
   void Set(WorkerStatus status);
+  // The state and for how long it has been that.
+  std::pair<LoopState, std::chrono::nanoseconds> StateAndAge() const;
   // Returns when the state is not `known` any more, or at the deadline. It may see the begin and
   // the end of a hang as late as that.
   void WaitForOtherState(LoopState known, TimePoint deadline) const;
@@ -52,6 +60,7 @@ class StatusBoard {
   mutable Mutex mutex_;
   mutable CondVar state_changed_;
   WorkerStatus status_ GUARDED_BY(mutex_);
+  TimePoint state_since_ GUARDED_BY(mutex_);  // of status_.state
   std::optional<TimePoint> last_set_ GUARDED_BY(mutex_);  // none: the loop has not begun
 };
 

@@ -57,6 +57,17 @@ void ExportMemory(Engine* engine, Metrics* metrics) {
   });
 }
 
+void ExportState(const StatusBoard* board, Metrics* metrics) {
+  for (const LoopState state : kAllLoopStates) {
+    const GaugeMetric seconds =
+        metrics->Gauge(MetricId::kWorkerState, {{"state", std::string(Name(state))}});
+    metrics->OnScrape([board, state, seconds] {
+      const auto [now, since] = board->StateAndAge();
+      seconds.Set(now == state ? std::chrono::duration<double>(since).count() : 0);
+    });
+  }
+}
+
 void ExportPrefillQueues(const StatusBoard* board, Metrics* metrics) {
   metrics->OnScrape([board, depth = metrics->Gauge(MetricId::kPrefillQueueDepth),
                      tokens = metrics->Gauge(MetricId::kPrefillQueuedTokens),
@@ -107,6 +118,7 @@ void ExportWorkerMetrics(v1::WorkerRole role, const std::string& model_name, Eng
                          const StatusBoard* board, Metrics* metrics) {
   SetConfigInfo(model_name, *engine, metrics);
   ExportMemory(engine, metrics);
+  ExportState(board, metrics);
   if (role == v1::WORKER_ROLE_PREFILL) {
     ExportPrefillQueues(board, metrics);
   } else {
