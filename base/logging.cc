@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <new>
 
 #include <unistd.h>
 
@@ -227,10 +228,18 @@ void AppendJsonString(std::string_view text, std::string* out) {
 
 namespace log_internal {
 
-void Message::Write() {
+void Message::Write() noexcept {
   if (written_) return;
   written_ = true;
-  const std::string message = std::move(text_).str();
+  try {
+    WriteWhole();
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+}
+
+void Message::WriteWhole() const {
+  const std::string message = text_.str();
   std::string at;
   if (severity_ >= LogSeverity::kWarning) {
     at = std::string(RootRelative(file_)) + ":" + std::to_string(line_);

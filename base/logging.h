@@ -76,9 +76,12 @@ class Message {
   }
 
  protected:
-  void Write();
+  // A record that there is no memory for is lost.
+  void Write() noexcept;
 
  private:
+  void WriteWhole() const;
+
   const LogSeverity severity_;
   const char* const file_;
   const int line_;
