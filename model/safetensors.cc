@@ -165,7 +165,8 @@ absl::Status CheckCover(uint64_t data_begin, uint64_t file_size,
 }
 
 absl::StatusOr<std::span<const std::byte>> MapFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Not blocking: opening a pipe would wait for a writer.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return absl::NotFoundError(path + ": " + std::strerror(errno));
   struct stat info {};
   void* pages = MAP_FAILED;

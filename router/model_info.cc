@@ -14,9 +14,17 @@
 namespace lodestone {
 namespace {
 
+constexpr uintmax_t kMaxFileBytes = 1 << 20;
+
 absl::StatusOr<json::object> ReadJsonObject(const std::string& path) {
-  std::ifstream file(path);
+  std::error_code failed;  // of what is no regular file, too
+  const uintmax_t size = std::filesystem::file_size(path, failed);
+  std::ifstream file(failed ? "" : path);
   if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  if (size > kMaxFileBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " has ", size, " bytes, limit is ", kMaxFileBytes));
+  }
   std::ostringstream text;
   text << file.rdbuf();
   ApiOr<json::value> value = ParseJson(text.str());
@@ -48,7 +56,10 @@ absl::Status ReadConfig(const std::string& path, ModelInfo& info) {
 
 // Absent: OpenAI's defaults stay.
 absl::Status ReadGenerationConfig(const std::string& path, ModelInfo& info) {
-  if (!std::filesystem::exists(path)) return absl::OkStatus();
+  std::error_code ignored;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path, ignored))) {
+    return absl::OkStatus();
+  }
   ASSIGN_OR_RETURN(const json::object config, ReadJsonObject(path));
   std::optional<ApiError> error;
   FieldReader reader(config, "", &error);
@@ -77,6 +88,11 @@ absl::StatusOr<std::unique_ptr<const ModelInfo>> ModelInfo::Load(const std::stri
   ASSIGN_OR_RETURN(ChatFormat format, ChatFormat::Create(info->tokenizer.get()));
   info->chat_format = std::make_unique<const ChatFormat>(std::move(format));
   RETURN_IF_ERROR(ReadConfig((path / "config.json").string(), *info));
+  if (info->tokenizer->vocab_size() > info->vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat((path / "tokenizer.json").string(), " has ", info->tokenizer->vocab_size(),
+                     " tokens, vocab_size of config.json is ", info->vocab_size));
+  }
   RETURN_IF_ERROR(ReadGenerationConfig((path / "generation_config.json").string(), *info));
   info->created =
       std::chrono::duration_cast<std::chrono::seconds>(RealClock()->WallNow().time_since_epoch())

@@ -3,12 +3,14 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <queue>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include "base/out_of_memory.h"
 #include "base/status_macros.h"
 #include "text/utf8.h"
 
@@ -165,6 +167,11 @@ Tokenizer::Tokenizer(TokenizerSpec spec, PreTokenizer pre_tokenizer)
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
+  std::error_code error;
+  if (const std::filesystem::file_status status = std::filesystem::status(path, error);
+      std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
+  }
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   const std::streamoff size = file ? static_cast<std::streamoff>(file.tellg()) : -1;
   if (size < 0) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
@@ -172,12 +179,14 @@ absl::StatusOr<Tokenizer> Tokenizer::Load(const std::string& path) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": has ", size, " bytes, limit is ", kMaxFileBytes));
   }
-  std::string text(static_cast<size_t>(size), '\0');
-  file.seekg(0);
-  if (!file.read(text.data(), size)) {
-    return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  }
-  return FromJson(text, path);
+  return CatchOutOfMemory("for a tokenizer", [&]() -> absl::StatusOr<Tokenizer> {
+    std::string text(static_cast<size_t>(size), '\0');
+    file.seekg(0);
+    if (!file.read(text.data(), size)) {
+      return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+    }
+    return FromJson(text, path);
+  });
 }
 
 absl::StatusOr<Tokenizer> Tokenizer::FromJson(std::string_view json, std::string_view origin) {

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/status_macros.h"
+#include "model/model_config.h"
 #include "text/tokenizer.h"
 
 namespace lodestone {
@@ -40,6 +41,12 @@ absl::StatusOr<EngineOptions> ToEngineOptions(const WorkerConfig& config,
                                       ", must not be negative");
   }
   ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(config.model + "/tokenizer.json"));
+  ASSIGN_OR_RETURN(const ModelConfig model, LoadModelConfig(config.model));
+  if (tokenizer.vocab_size() > model.vocab_size) {
+    return absl::InvalidArgumentError(
+        config.model + "/tokenizer.json: has " + std::to_string(tokenizer.vocab_size()) +
+        " tokens, vocab_size of config.json is " + std::to_string(model.vocab_size));
+  }
   EngineOptions options;
   ASSIGN_OR_RETURN(options.device, ParseDevice(config.device));
   options.model_dir = config.model;

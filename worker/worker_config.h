@@ -69,7 +69,8 @@ struct WorkerConfig {
 };
 
 // The engine's options. `max_batch_tokens` is the role's. The tokenizer of the checkpoint folder is
-// read for its fingerprint. INVALID_ARGUMENT naming the flag and its value.
+// read for its fingerprint. INVALID_ARGUMENT naming the flag and its value, or the file of the
+// checkpoint folder that does not fit.
 absl::StatusOr<EngineOptions> ToEngineOptions(const WorkerConfig& config, int64_t max_batch_tokens);
 
 }  // namespace lodestone

@@ -24,9 +24,9 @@ int64_t ElementBytes(const std::string& dtype) {
   return dtype == "BF16" ? 2 : 1;
 }
 
-json::object SmallConfig() {
+json::object SmallConfig(int64_t vocab_size) {
   return {{"model_type", "deepseek_v4"},
-          {"vocab_size", 32},
+          {"vocab_size", vocab_size},
           {"hidden_size", 32},
           {"num_hidden_layers", 2},
           {"num_attention_heads", 2},
@@ -109,7 +109,7 @@ std::string ReadFileBytes(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-CheckpointFixture::CheckpointFixture() : config(SmallConfig()) {
+CheckpointFixture::CheckpointFixture(int64_t vocab_size) : config(SmallConfig(vocab_size)) {
   const absl::StatusOr<ModelConfig> parsed = ParseModelConfig(json::serialize(config));
   CHECK(parsed.ok()) << parsed.status().message();
   for (const TensorSpec& spec : TensorInventory(*parsed)) {

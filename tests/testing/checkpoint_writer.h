@@ -31,7 +31,7 @@ std::string ReadFileBytes(const std::string& path);
 // A small checkpoint in two shards that a test may spoil before it writes it: two layers of ratio 4
 // and 128, the first hash-routed; values are zeros except the hash table.
 struct CheckpointFixture {
-  CheckpointFixture();
+  explicit CheckpointFixture(int64_t vocab_size = 32);
   // config.json, both shards and the index.
   void Write(const std::string& directory) const;
   // config.json and model.safetensors.
