@@ -1,6 +1,8 @@
 #include "router/policy.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
 #include <tuple>
 
 #include <absl/strings/str_cat.h>
@@ -135,11 +137,20 @@ PlacementOr PlaceAmong(const PlacementNeeds& needs, const WorkerList& prefills,
 }  // namespace
 
 std::string DifferingLayout(const WorkerHello& here, const WorkerHello& there) {
+  const auto value_of = [](const WorkerHello& hello, const std::string& name) {
+    const auto field = std::find_if(hello.layout.begin(), hello.layout.end(),
+                                    [&](const auto& f) { return f.first == name; });
+    return field == hello.layout.end() ? std::string("none") : field->second;
+  };
   std::string text;
-  for (size_t i = 0; i < here.layout.size() && i < there.layout.size(); ++i) {
-    if (here.layout[i] == there.layout[i]) continue;
-    absl::StrAppend(&text, text.empty() ? "" : ", ", here.layout[i].first, " ",
-                    here.layout[i].second, " against ", there.layout[i].second);
+  std::set<std::string> compared;
+  for (const WorkerHello* hello : {&here, &there}) {
+    for (const auto& [name, ignored] : hello->layout) {
+      const std::string ours = value_of(here, name);
+      const std::string theirs = value_of(there, name);
+      if (!compared.insert(name).second || ours == theirs) continue;
+      absl::StrAppend(&text, text.empty() ? "" : ", ", name, " ", ours, " against ", theirs);
+    }
   }
   return text.empty() ? "fingerprints" : text;
 }

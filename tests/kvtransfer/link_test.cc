@@ -20,14 +20,29 @@ TEST(LinkTest, EveryDifferingLayoutFieldIsNamed) {
     WorkerPair pair({.decode_layout = other});
     const auto prompt = pair.Prompt(10, 1);
     const LeaseId lease = pair.Begin(prompt.get(), 10);
+    const TimePoint start = pair.clock.Now();
     ASSERT_TRUE(pair.RunUntilOutcome(lease));
+    EXPECT_LE(pair.clock.Now() - start, std::chrono::seconds(1));
     const absl::Status& status = pair.outcomes[lease];
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(pair.decode.caches[lease]->pages().size(), 0u) << "rows were taken";
     EXPECT_NE(status.message().find(layout[i].name + ":"), absl::string_view::npos) << status;
     ASSERT_EQ(pair.receiver->RefusedLinks().size(), 1u);
     EXPECT_NE(pair.receiver->RefusedLinks()[0].find(layout[i].name + ":"), std::string::npos);
     EXPECT_TRUE(pair.receiver->LinkedInstances().empty());
     EXPECT_TRUE(pair.RunUntilIdle());
+  }
+}
+
+// What changes the meaning of bytes: law 9 of a safe hand-off.
+TEST(LinkTest, TheHandshakeHasAFieldForWhateverChangesTheMeaningOfBytes) {
+  std::set<std::string> names;
+  for (const LayoutField& field : TinyLayout(TinyShape())) names.insert(field.name);
+  for (const char* name :
+       {"model_id", "tokenizer", "numerics", "kv", "index_k", "page_tokens", "compress_ratios",
+        "head_dim", "rope_dim", "index_head_dim", "window", "rope_form", "rope_theta",
+        "compress_rope_theta", "rope_scaling", "wire_version"}) {
+    EXPECT_TRUE(names.contains(name)) << name;
   }
 }
 

@@ -102,5 +102,44 @@ TEST(PolicyTest, NeverPairsDifferentLayouts) {
   EXPECT_EQ(std::get<NoPlacement>(place).error.http_status, 503);
 }
 
+// The fields that two workers compare, with some values.
+const std::vector<std::pair<std::string, std::string>> kLayout = {
+    {"wire_version", "1"},    {"model_id", "a1"},      {"tokenizer", "b2"},
+    {"numerics", "plain"},    {"kv", "bf16"},          {"index_k", "bf16"},
+    {"page_tokens", "256"},   {"compress_ratios", "0,4,128"},
+    {"head_dim", "128"},      {"rope_dim", "64"},      {"index_head_dim", "64"},
+    {"window", "128"},        {"rope_form", "interleaved"},
+    {"rope_theta", "10000"},  {"compress_rope_theta", "160000"},
+    {"rope_scaling", "yarn factor=16"}};
+
+TEST(PolicyTest, AnyFieldThatDiffersKeepsRequestsFromThePairAndIsNamed) {
+  for (size_t i = 0; i < kLayout.size(); ++i) {
+    SCOPED_TRACE(kLayout[i].first);
+    WorkerList workers = {MakeWorker(WorkerRole::kPrefill, "p", 0),
+                          MakeWorker(WorkerRole::kDecode, "other", 900)};
+    for (const std::shared_ptr<Worker>& worker : workers) worker->hello.layout = kLayout;
+    workers[1]->hello.layout[i].second += "x";
+    workers[1]->hello.layout_fingerprint = 7;
+    const PlacementOr refused = Place(kSmall, workers, TimePoint());
+    ASSERT_TRUE(std::holds_alternative<NoPlacement>(refused));
+    EXPECT_THAT(std::get<NoPlacement>(refused).error.message,
+                HasSubstr(kLayout[i].first + " " + kLayout[i].second + " against " +
+                          kLayout[i].second + "x"));
+    // Where another pair meets, it takes the requests, however much room the first one has.
+    workers.push_back(MakeWorker(WorkerRole::kDecode, "same", 200));
+    workers[2]->hello.layout = kLayout;
+    EXPECT_EQ(std::get<Placement>(Place(kSmall, workers, TimePoint())).decode->hello.instance_id,
+              "same");
+  }
+}
+
+TEST(PolicyTest, AFieldThatOneWorkerLacksIsNamed) {
+  WorkerHello here;
+  here.layout = {{"kv", "bf16"}, {"old", "1"}};
+  WorkerHello there;
+  there.layout = {{"new", "2"}, {"kv", "bf16"}};
+  EXPECT_EQ(DifferingLayout(here, there), "old 1 against none, new none against 2");
+}
+
 }  // namespace
 }  // namespace lodestone
