@@ -65,6 +65,8 @@ constexpr MetricDef Histogram(MetricId id, std::string_view name, uint8_t roles,
 
 constexpr std::array kTable = {
     // Requests.
+    Counter(MetricId::kRequestsStarted, "lodestone_requests_started_total", kRoleRouter,
+            "Requests to generate that arrived; once idle, as many as have ended."),
     Counter(MetricId::kRequests, "lodestone_requests_total", kRoleRouter,
             "Requests that ended, by HTTP status code and finish reason.", kCodeFinish),
     Histogram(MetricId::kRequestDuration, "lodestone_request_duration_seconds", kRoleRouter,

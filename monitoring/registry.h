@@ -21,6 +21,7 @@ enum MetricRole : uint8_t {
 
 enum class MetricId {
   // Requests, seen by the router.
+  kRequestsStarted,
   kRequests,
   kRequestDuration,
   kTimeToFirstToken,

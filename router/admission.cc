@@ -10,19 +10,36 @@ namespace lodestone {
 Admission::Admission(asio::io_context& loop, AdmissionLimits limits)
     : limits_(limits), changed_(loop), last_end_(RealClock()->Now()) {}
 
-ApiOr<Admission::Ticket> Admission::Enter() {
+ApiError Admission::QueueFull(std::string message) const {
+  ApiError error;
+  error.http_status = 429;
+  error.type = "rate_limit_error";
+  error.code = "queue_full";
+  error.message = std::move(message);
+  error.retry_after = DrainEstimate();
+  return error;
+}
+
+ApiOr<Admission::Ticket> Admission::Enter(int64_t num_tokens) {
   if (num_queued() >= limits_.max_queued) {
-    ApiError error;
-    error.http_status = 429;
-    error.type = "rate_limit_error";
-    error.code = "queue_full";
-    error.message = absl::StrCat(num_queued(), " requests are waiting, limit is ",
-                                 limits_.max_queued);
-    error.retry_after = DrainEstimate();
-    return error;
+    return QueueFull(absl::StrCat(num_queued(), " requests are waiting, limit is ",
+                                  limits_.max_queued));
   }
-  const auto place = line_.insert(line_.end(), 0);
-  return Ticket(this, place, RealClock()->Now() + limits_.queue_timeout);
+  if (!line_.empty() && queued_tokens_ + num_tokens > limits_.max_queued_tokens) {
+    return QueueFull(absl::StrCat("prompts of ", queued_tokens_, " tokens are waiting, this one has ",
+                                  num_tokens, ", limit of all is ", limits_.max_queued_tokens));
+  }
+  return Ticket(this, Insert(line_.end(), num_tokens), RealClock()->Now() + limits_.queue_timeout);
+}
+
+Admission::Line::iterator Admission::Insert(Line::iterator before, int64_t num_tokens) {
+  queued_tokens_ += num_tokens;
+  return line_.insert(before, num_tokens);
+}
+
+void Admission::Erase(Line::iterator place) {
+  queued_tokens_ -= *place;
+  line_.erase(place);
 }
 
 std::chrono::milliseconds Admission::DrainEstimate() const {
@@ -52,13 +69,14 @@ void Admission::Left() {
 Admission::Ticket::Ticket(Ticket&& other) noexcept
     : admission_(std::exchange(other.admission_, nullptr)),
       place_(other.place_),
+      num_tokens_(other.num_tokens_),
       queue_deadline_(other.queue_deadline_),
       state_(other.state_) {}
 
 Admission::Ticket::~Ticket() {
   if (admission_ == nullptr) return;
   if (state_ == State::kQueued) {
-    admission_->line_.erase(place_);
+    admission_->Erase(place_);
   } else {
     admission_->Left();
   }
@@ -89,7 +107,7 @@ Task<void> Admission::Ticket::AwaitChange(TimePoint deadline) {
 }
 
 void Admission::Ticket::Run() {
-  admission_->line_.erase(place_);
+  admission_->Erase(place_);
   state_ = State::kRunning;
   ++admission_->num_running_;
   admission_->NotifyChange();
@@ -98,7 +116,7 @@ void Admission::Ticket::Run() {
 void Admission::Ticket::Return(Patience patience) {
   if (state_ == State::kQueued) return;
   --admission_->num_running_;
-  place_ = admission_->line_.insert(admission_->line_.begin(), 0);
+  place_ = admission_->Insert(admission_->line_.begin(), num_tokens_);
   state_ = State::kQueued;
   if (patience == Patience::kKept) return;
   queue_deadline_ = RealClock()->Now() + admission_->limits_.queue_timeout;

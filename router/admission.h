@@ -4,16 +4,19 @@
 #include <cstdint>
 #include <list>
 #include <optional>
+#include <string>
 
 #include "base/clock.h"
 #include "router/api_error.h"
 #include "router/async.h"
+#include "router/limits.h"
 
 namespace lodestone {
 
 struct AdmissionLimits {
-  int64_t max_running = 256;
-  int64_t max_queued = 256;
+  int64_t max_running = kMaxRunning;
+  int64_t max_queued = kMaxQueued;
+  int64_t max_queued_tokens = kMaxQueuedTokens;  // of the prompts in the line
   std::chrono::milliseconds queue_timeout{60'000};
 };
 
@@ -49,31 +52,42 @@ class Admission {
    private:
     friend class Admission;
     enum class State { kQueued, kRunning };
-    Ticket(Admission* admission, std::list<int>::iterator place, TimePoint queue_deadline)
-        : admission_(admission), place_(place), queue_deadline_(queue_deadline) {}
+    Ticket(Admission* admission, std::list<int64_t>::iterator place, TimePoint queue_deadline)
+        : admission_(admission),
+          place_(place),
+          num_tokens_(*place),
+          queue_deadline_(queue_deadline) {}
     Admission* admission_;
-    std::list<int>::iterator place_;
+    std::list<int64_t>::iterator place_;
+    int64_t num_tokens_;
     TimePoint queue_deadline_;
     State state_ = State::kQueued;
   };
 
-  // 429 queue_full with Retry-After if the line is full.
-  ApiOr<Ticket> Enter();
+  // 429 queue_full with Retry-After if the line is full: of requests or, unless it is empty, of the
+  // tokens of their prompts.
+  ApiOr<Ticket> Enter(int64_t num_tokens);
   // Something happened that may let the first in line go: a report, a released lease.
   void NotifyChange() { changed_.Notify(); }
 
   int64_t num_queued() const { return static_cast<int64_t>(line_.size()); }
   int64_t num_running() const { return num_running_; }
+  int64_t queued_tokens() const { return queued_tokens_; }
   // How long until a request that comes now would run: 1..120 s.
   std::chrono::milliseconds DrainEstimate() const;
   ApiError QueueTimedOut() const;
 
  private:
+  using Line = std::list<int64_t>;
+  Line::iterator Insert(Line::iterator before, int64_t num_tokens);
+  void Erase(Line::iterator place);
+  ApiError QueueFull(std::string message) const;
   void Left();
 
   const AdmissionLimits limits_;
   Event changed_;
-  std::list<int> line_;  // one element a waiting request, the first has the turn
+  Line line_;  // the tokens of each waiting request, the first has the turn
+  int64_t queued_tokens_ = 0;
   int64_t num_running_ = 0;
   double seconds_between_ends_ = 1;  // smoothed
   TimePoint last_end_;

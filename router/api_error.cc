@@ -3,6 +3,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "router/json_text.h"
+#include "router/limits.h"
 
 namespace lodestone {
 namespace {
@@ -52,7 +53,8 @@ std::string ApiError::Body(std::string_view request_id) const {
     json.String(param);
   }
   json.Key("code").String(code);
-  if (!details.empty()) json.Key("details").Raw(details);
+  // An error may be the last event of a stream.
+  if (!details.empty() && std::ssize(details) <= kMaxEventBytes / 2) json.Key("details").Raw(details);
   if (!request_id.empty()) json.Key("request_id").String(request_id);
   json.Close("}").Close("}");
   return json.Take();

@@ -22,6 +22,10 @@ absl::Status RouterConfig::Validate() const {
   RETURN_IF_ERROR(CheckRange("default-max-new-tokens", default_max_new_tokens, 1, 1 << 30));
   RETURN_IF_ERROR(CheckRange("max-running", max_running, 1, 100'000));
   RETURN_IF_ERROR(CheckRange("queue-size", queue_size, 1, 100'000));
+  RETURN_IF_ERROR(CheckRange("queue-tokens", queue_tokens, 1, int64_t{1} << 40));
+  RETURN_IF_ERROR(CheckRange("max-held-bodies", max_held_bodies.bytes, max_body.bytes,
+                             int64_t{1} << 40));
+  RETURN_IF_ERROR(CheckRange("client-stall-timeout", client_stall_timeout.count(), 10, 3'600'000));
   RETURN_IF_ERROR(CheckRange("max-connections", max_connections, 1, 1'000'000));
   RETURN_IF_ERROR(CheckRange("max-attempts", max_attempts, 1, 100));
   RETURN_IF_ERROR(CheckRange("max-body", max_body.bytes, 1024, int64_t{1} << 30));
@@ -32,8 +36,10 @@ absl::Status RouterConfig::Validate() const {
 }
 
 AdmissionLimits RouterConfig::ToAdmissionLimits() const {
-  return AdmissionLimits{
-      .max_running = max_running, .max_queued = queue_size, .queue_timeout = queue_timeout};
+  return AdmissionLimits{.max_running = max_running,
+                         .max_queued = queue_size,
+                         .max_queued_tokens = queue_tokens,
+                         .queue_timeout = queue_timeout};
 }
 
 FlowSettings RouterConfig::ToFlowSettings() const {
@@ -48,7 +54,9 @@ FlowSettings RouterConfig::ToFlowSettings() const {
 HttpLimits RouterConfig::ToHttpLimits() const {
   HttpLimits limits;
   limits.max_body_bytes = max_body.bytes;
+  limits.max_held_body_bytes = max_held_bodies.bytes;
   limits.max_connections = max_connections;
+  limits.stall_timeout = client_stall_timeout;
   return limits;
 }
 

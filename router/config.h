@@ -9,6 +9,7 @@
 #include "base/config.h"
 #include "router/admission.h"
 #include "router/http_server.h"
+#include "router/limits.h"
 #include "router/request_flow.h"
 
 namespace lodestone {
@@ -17,18 +18,22 @@ namespace lodestone {
 struct RouterConfig {
   std::string model;
   std::string served_model_name;
+  std::string model_id;
   std::string bind = "127.0.0.1";
   int64_t http_port = 8080;
   int64_t grpc_port = 8081;
   int64_t metrics_port = 9400;
 
   int64_t default_max_new_tokens = 4096;
-  int64_t max_running = 256;
-  int64_t queue_size = 256;
+  int64_t max_running = kMaxRunning;
+  int64_t queue_size = kMaxQueued;
+  int64_t queue_tokens = kMaxQueuedTokens;
   std::chrono::milliseconds queue_timeout{60'000};
   std::chrono::milliseconds request_timeout{600'000};
-  ByteSize max_body{16 << 20};
-  int64_t max_connections = 10'000;
+  ByteSize max_body{kMaxBodyBytes};
+  ByteSize max_held_bodies{kMaxHeldBodyBytes};
+  int64_t max_connections = kMaxConnections;
+  std::chrono::milliseconds client_stall_timeout = kStallTimeout;
 
   std::chrono::milliseconds worker_timeout{1'500};
   std::chrono::milliseconds replay_wait{8'000};
@@ -50,6 +55,10 @@ struct RouterConfig {
           FieldTraits{.required = true});
     visit(served_model_name, "served-model-name", "name in the API; empty = the directory's name",
           "Model");
+    visit(model_id, "model-id",
+          "id of the checkpoint, as `lodestone inspect` shows it: workers that have it may use a "
+          "folder of another name",
+          "Model");
     visit(bind, "bind", "address to listen on", "Network");
     visit(http_port, "http-port", "port of the OpenAI API; 0 = any free", "Network");
     visit(grpc_port, "grpc-port", "port of the gRPC API and of worker registration; 0 = any free",
@@ -59,10 +68,17 @@ struct RouterConfig {
           "new tokens where a chat or gRPC request names none; cut to what fits", "Limits");
     visit(max_running, "max-running", "requests that run at once", "Limits");
     visit(queue_size, "queue-size", "requests that may wait; more are answered 429", "Limits");
+    visit(queue_tokens, "queue-tokens", "tokens of the prompts that may wait; more are answered 429",
+          "Limits");
     visit(queue_timeout, "queue-timeout", "longest wait for a place, then 429", "Limits");
     visit(request_timeout, "request-timeout", "longest life of a request, then 504", "Limits");
     visit(max_body, "max-body", "largest HTTP body", "Limits");
-    visit(max_connections, "max-connections", "open HTTP connections", "Limits");
+    visit(max_held_bodies, "max-held-bodies",
+          "HTTP bodies that are not parsed yet, all together; more are answered 503", "Limits");
+    visit(max_connections, "max-connections", "open HTTP connections; more are answered 503",
+          "Limits");
+    visit(client_stall_timeout, "client-stall-timeout",
+          "how long a client may not read before it is cut", "Limits");
     visit(worker_timeout, "worker-timeout", "silence after which a worker counts as gone",
           "Workers");
     visit(replay_wait, "replay-wait", "wait for a worker to take over from one that died",

@@ -160,6 +160,7 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
     end.api = "grpc";
     end.request_id = self->proto_.request_id().substr(0, 128);
     end.received_at = self->received_at_;
+    self->context_.router_metrics->RequestStarted();
     const ApiOr<Outcome> outcome = co_await self->Generate(end);
     if (outcome.ok()) {
       end.outcome = outcome.value();

@@ -56,7 +56,9 @@ Task<void> HttpService::Generate(ApiKind api, const HttpRequest& request, HttpEx
   end.api = api == ApiKind::kChat ? "chat" : "completions";
   end.request_id = RequestIdOf(request);
   end.received_at = request.received_at;
+  context_.router_metrics->RequestStarted();
   const ApiOr<Prepared> prepared = co_await Prepare(api, request);
+  exchange.ReleaseBody();
   if (!prepared.ok()) {
     end.error = prepared.error();
     HttpResponse response = ErrorResponse(prepared.error(), end.request_id);

@@ -9,22 +9,25 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "router/limits.h"
 
 namespace lodestone {
 
+// router/limits.h says what each of them is.
 struct HttpLimits {
-  int64_t max_header_bytes = 16 << 10;
-  int64_t max_headers = 100;
-  int64_t max_target_bytes = 8 << 10;
-  int64_t max_body_bytes = 16 << 20;
-  int64_t max_chunks = 65536;
-  int64_t max_chunk_extension_bytes = 256;
-  int64_t max_connections = 10'000;
-  int64_t max_output_bytes = 256 << 10;  // buffered of one response stream
-  std::chrono::milliseconds header_timeout{10'000};
-  std::chrono::milliseconds body_timeout{30'000};  // plus 1 s per 64 KiB received
-  std::chrono::milliseconds idle_timeout{75'000};
-  std::chrono::milliseconds stall_timeout{60'000};  // of a client that does not read
+  int64_t max_connections = kMaxConnections;
+  std::chrono::milliseconds idle_timeout = kIdleTimeout;
+  int64_t max_target_bytes = kMaxTargetBytes;
+  int64_t max_header_bytes = kMaxHeaderBytes;
+  int64_t max_headers = kMaxHeaders;
+  std::chrono::milliseconds header_timeout = kHeaderTimeout;
+  int64_t max_body_bytes = kMaxBodyBytes;
+  int64_t max_held_body_bytes = kMaxHeldBodyBytes;
+  int64_t max_chunks = kMaxChunks;
+  int64_t max_chunk_extension_bytes = kMaxChunkExtensionBytes;
+  std::chrono::milliseconds body_timeout = kBodyTimeout;
+  int64_t min_body_bytes_per_second = kMinBodyBytesPerSecond;
+  std::chrono::milliseconds stall_timeout = kStallTimeout;
 };
 
 struct HttpRequest {

@@ -25,18 +25,33 @@ int StatusOf(const Error& error) {
   return 0;
 }
 
-std::string Explain(int status, const Error& error, const HttpLimits& limits) {
+std::string Explain(int status, const Error& error, const HttpLimits& limits,
+                    const std::string& announced) {
   switch (status) {
     case 408:
       return "the request took too long to arrive";
     case 413:
-      return absl::StrCat("the body is larger than the limit of ", limits.max_body_bytes, " bytes");
+      return absl::StrCat("the body has ",
+                          announced.empty() ? "more" : announced.substr(0, 20), " bytes, limit is ",
+                          limits.max_body_bytes);
     case 431:
-      return absl::StrCat("the headers are larger than the limit of ", limits.max_header_bytes,
-                          " bytes");
+      return absl::StrCat("the headers have more bytes than the limit of ",
+                          limits.max_header_bytes);
     default:
       return absl::StrCat("not a valid HTTP request: ", error.message());
   }
+}
+
+// From the request line to the empty line; Beast's own limit, which bounds what is read, does not
+// count all of it.
+int64_t HeadBytes(const http::request<http::string_body>& head) {
+  constexpr size_t kAroundLine = std::string_view("  HTTP/1.1\r\n\r\n").size();
+  constexpr size_t kAroundField = std::string_view(": \r\n").size();
+  size_t bytes = head.method_string().size() + head.target().size() + kAroundLine;
+  for (const auto& field : head) {
+    bytes += field.name_string().size() + field.value().size() + kAroundField;
+  }
+  return static_cast<int64_t>(bytes);
 }
 
 }  // namespace
@@ -52,10 +67,14 @@ HttpRequestParser::HttpRequestParser(const HttpLimits& limits) : limits_(limits)
   parser_.header_limit(static_cast<uint32_t>(limits.max_header_bytes));
   parser_.body_limit(static_cast<uint64_t>(limits.max_body_bytes));
   count_chunk_ = [this](uint64_t, beast::string_view extension, Error& error) {
-    if (++num_chunks_ > limits_.max_chunks ||
-        static_cast<int64_t>(extension.size()) > limits_.max_chunk_extension_bytes) {
-      error = http::error::bad_chunk_extension;
+    if (++num_chunks_ > limits_.max_chunks) {
+      bad_chunk_ = {413, absl::StrCat("the body has ", num_chunks_, " chunks, limit is ",
+                                      limits_.max_chunks)};
+    } else if (static_cast<int64_t>(extension.size()) > limits_.max_chunk_extension_bytes) {
+      bad_chunk_ = {431, absl::StrCat("the extension of a chunk has ", extension.size(),
+                                      " bytes, limit is ", limits_.max_chunk_extension_bytes)};
     }
+    if (bad_chunk_.status != 0) error = http::error::bad_chunk_extension;
   };
   parser_.on_chunk_header(count_chunk_);
 }
@@ -83,11 +102,21 @@ bool HttpRequestParser::expects_continue() const {
   return absl::AsciiStrToLower(Text(parser_.get()[http::field::expect])) == "100-continue";
 }
 
+std::optional<int64_t> HttpRequestParser::announced_body_bytes() const {
+  const auto length = parser_.content_length();
+  if (!length) return std::nullopt;
+  return static_cast<int64_t>(*length);  // at most max_body_bytes
+}
+
 std::optional<HttpRefusal> HttpRequestParser::CheckHead() const {
   const http::request<http::string_body>& head = parser_.get();
   if (static_cast<int64_t>(head.target().size()) > limits_.max_target_bytes) {
-    return HttpRefusal{431, absl::StrCat("the request target has ", head.target().size(),
+    return HttpRefusal{414, absl::StrCat("the request target has ", head.target().size(),
                                          " bytes, limit is ", limits_.max_target_bytes)};
+  }
+  if (const int64_t bytes = HeadBytes(head); bytes > limits_.max_header_bytes) {
+    return HttpRefusal{431, absl::StrCat("the head of the request has ", bytes,
+                                         " bytes, limit is ", limits_.max_header_bytes)};
   }
   const int64_t num_headers = std::distance(head.begin(), head.end());
   if (num_headers > limits_.max_headers) {
@@ -105,9 +134,11 @@ std::optional<HttpRefusal> HttpRequestParser::CheckHead() const {
 }
 
 HttpRefusal HttpRequestParser::RefusalOf(const Error& error) const {
+  if (bad_chunk_.status != 0) return bad_chunk_;
   const int status = StatusOf(error);
   if (status == 0) return {};
-  return {.status = status, .message = Explain(status, error, limits_)};
+  const std::string announced = Text(parser_.get()[http::field::content_length]);
+  return {.status = status, .message = Explain(status, error, limits_, announced)};
 }
 
 HttpRequest HttpRequestParser::Take() {

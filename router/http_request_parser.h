@@ -40,8 +40,10 @@ class HttpRequestParser {
   std::string method() const;
   unsigned version() const { return parser_.get().version(); }  // 10 or 11
   bool expects_continue() const;
-  // What is wrong with the head, or with its trailers a whole request: more of something than the
-  // limits allow (431), or a Transfer-Encoding that is not just "chunked" (501): proxies in front
+  // Of the body as the head announces it; nullopt for a chunked one. REQUIRES: is_header_done().
+  std::optional<int64_t> announced_body_bytes() const;
+  // What is wrong with the head, or with its trailers a whole request: a target (414) or headers
+  // (431) over the limits, or a Transfer-Encoding that is not just "chunked" (501): proxies in front
   // may see another end of such a body. REQUIRES: parser().is_header_done().
   std::optional<HttpRefusal> CheckHead() const;
   HttpRefusal RefusalOf(const Error& error) const;
@@ -51,6 +53,7 @@ class HttpRequestParser {
  private:
   const HttpLimits& limits_;
   int64_t num_chunks_ = 0;
+  HttpRefusal bad_chunk_;  // status 0: none
   std::function<void(uint64_t, boost::beast::string_view, Error&)> count_chunk_;
   Parser parser_;  // keeps a reference to count_chunk_
 };

@@ -10,6 +10,7 @@
 #include <absl/strings/str_cat.h>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
@@ -28,21 +29,61 @@ using Tcp = asio::ip::tcp;
 using Error = boost::system::error_code;
 
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
-constexpr int64_t kMinBodyBytesPerSecond = 64 << 10;
 constexpr size_t kReadBytes = 64 << 10;
+constexpr size_t kWriteBytes = 64 << 10;
+// The kernel's share of what waits for a client that does not read; without a limit it takes megabytes.
+constexpr int kSocketSendBytes = 256 << 10;
 
 std::string Text(beast::string_view view) { return std::string(view.data(), view.size()); }
+
+// Bytes of request bodies that are held, of all connections together.
+class BodyBudget {
+ public:
+  explicit BodyBudget(int64_t limit) : limit_(limit) {}
+
+  // What one request holds; gives it back when destroyed.
+  class Share {
+   public:
+    explicit Share(BodyBudget* budget) : budget_(*budget) {}
+    Share(const Share&) = delete;
+    Share& operator=(const Share&) = delete;
+    ~Share() { Release(); }
+    // Holds `bytes` in all from now on. False, with nothing changed, if that is over the limit.
+    bool GrowTo(int64_t bytes) {
+      if (bytes <= bytes_) return true;
+      if (budget_.held_ + bytes - bytes_ > budget_.limit_) return false;
+      budget_.held_ += bytes - bytes_;
+      bytes_ = bytes;
+      return true;
+    }
+    void Release() { budget_.held_ -= std::exchange(bytes_, 0); }
+
+   private:
+    BodyBudget& budget_;
+    int64_t bytes_ = 0;
+  };
+
+  int64_t held() const { return held_; }
+  int64_t limit() const { return limit_; }
+
+ private:
+  const int64_t limit_;
+  int64_t held_ = 0;
+};
 
 // One client connection: reads a request, lets the handler answer, and again.
 class Connection final : public HttpExchange, public std::enable_shared_from_this<Connection> {
  public:
   Connection(asio::io_context& loop, Tcp::socket socket, const HttpLimits& limits,
-             HttpHandler* handler, const bool& stopping)
-      : loop_(loop),
-        stream_(std::move(socket)),
+             BodyBudget* bodies, HttpHandler* handler, const bool& stopping)
+      : stream_(std::move(socket)),
         limits_(limits),
+        bodies_(*bodies),
+        body_(bodies),
         handler_(handler),
         stopping_(stopping),
+        read_timer_(loop),
+        write_timer_(loop),
         drained_(loop),
         background_(loop) {}
 
@@ -51,6 +92,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     bool go_on = true;
     while (go_on && !stopping_) {
       go_on = co_await ServeOne();
+      ReleaseBody();
       in_request_ = false;
     }
     Close();
@@ -82,6 +124,11 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     std::string text = Head(response);
     text += chunked_ ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n";
     Queue(std::move(text));
+  }
+
+  void ReleaseBody() override {
+    std::string().swap(request_.body);
+    body_.Release();
   }
 
   void Write(std::string_view bytes) override {
@@ -119,11 +166,10 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     const bool arrived = co_await AwaitFirstByte();
     if (!arrived) co_return false;
     in_request_ = true;
-    HttpRequest request;
-    const bool valid = co_await ReadRequest(request);
+    const bool valid = co_await ReadRequest();
     if (!valid) co_return false;
     background_.Spawn(WatchClient());
-    co_await handler_->Handle(request, *this);
+    co_await handler_->Handle(request_, *this);
     watching_ = false;
     Error ignored;
     stream_.socket().cancel(ignored);
@@ -141,41 +187,51 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   }
 
   // Refuses and returns false if what comes is not a request within the limits.
-  Task<bool> ReadRequest(HttpRequest& request) {
+  Task<bool> ReadRequest() {
     HttpRequestParser parser(limits_);
-    stream_.expires_after(limits_.header_timeout);
-    const auto [error, bytes] =
+    stream_.expires_never();
+    ArmRead(RealClock()->Now() + limits_.header_timeout);
+    const auto [head_error, bytes] =
         co_await http::async_read_header(stream_, buffer_, parser.parser(), kTuple);
+    const Error error = DisarmRead(head_error);
     if (error) co_return co_await RefuseError(parser, error);
     method_ = parser.method();
     version_ = parser.version();
     const std::optional<HttpRefusal> bad_head = parser.CheckHead();
     if (bad_head) co_return co_await Refuse(bad_head->status, bad_head->message);
+    if (!body_.GrowTo(parser.announced_body_bytes().value_or(0))) {
+      co_return co_await RefuseBody(*parser.announced_body_bytes());
+    }
     const Error body_error = co_await ReadBody(parser);
+    if (body_error == asio::error::no_buffer_space) co_return co_await RefuseBody(received_);
     if (body_error) co_return co_await RefuseError(parser, body_error);
     const std::optional<HttpRefusal> bad_trailers = parser.CheckHead();
     if (bad_trailers) co_return co_await Refuse(bad_trailers->status, bad_trailers->message);
     keep_alive_ = parser.parser().get().keep_alive();
-    request = parser.Take();
-    request.received_at = RealClock()->Now();
+    request_ = parser.Take();
+    request_.received_at = RealClock()->Now();
     co_return true;
   }
 
+  // no_buffer_space: the bodies of all requests have become too large.
   Task<Error> ReadBody(HttpRequestParser& parser) {
     const TimePoint start = RealClock()->Now();
     if (parser.expects_continue()) Queue("HTTP/1.1 100 Continue\r\n\r\n");
-    int64_t received = 0;
+    received_ = 0;
     while (!parser.parser().is_done()) {
       Error error;
-      buffer_.consume(parser.PutBody(buffer_.data(), error));
+      const size_t used = parser.PutBody(buffer_.data(), error);
+      buffer_.consume(used);
+      received_ += static_cast<int64_t>(used);
+      if (!body_.GrowTo(received_)) co_return asio::error::no_buffer_space;
       if (error == http::error::need_more) {
-        stream_.expires_at(start + limits_.body_timeout +
-                           std::chrono::seconds(received / kMinBodyBytesPerSecond));
-        const auto [read_error, bytes] =
+        ArmRead(start + limits_.body_timeout +
+                std::chrono::seconds(received_ / limits_.min_body_bytes_per_second));
+        const auto [result, bytes] =
             co_await stream_.async_read_some(buffer_.prepare(kReadBytes), kTuple);
+        const Error read_error = DisarmRead(result);
         if (read_error) co_return read_error;
         buffer_.commit(bytes);
-        received += static_cast<int64_t>(bytes);
       } else if (error) {
         co_return error;
       }
@@ -183,10 +239,35 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     co_return Error();
   }
 
+  // The read that follows ends at `deadline`; the socket stays open, so that a refusal can leave.
+  void ArmRead(TimePoint deadline) {
+    read_timed_out_ = false;
+    read_timer_.expires_at(deadline);
+    read_timer_.async_wait([self = shared_from_this(), read = ++read_](const Error& error) {
+      if (error || read != self->read_) return;
+      self->read_timed_out_ = true;
+      Error ignored;
+      self->stream_.socket().cancel(ignored);
+    });
+  }
+  // What its `error` really was.
+  Error DisarmRead(Error error) {
+    ++read_;
+    read_timer_.cancel();
+    return error && read_timed_out_ ? make_error_code(beast::error::timeout) : error;
+  }
+
   Task<bool> RefuseError(const HttpRequestParser& parser, Error error) {
     HttpRefusal refusal = parser.RefusalOf(error);
     if (refusal.status == 0) co_return false;
     co_return co_await Refuse(refusal.status, std::move(refusal.message));
+  }
+
+  // For lack of room now, not because of its own size.
+  Task<bool> RefuseBody(int64_t bytes) {
+    co_return co_await Refuse(
+        503, absl::StrCat("the body has ", bytes, " bytes, bodies of other requests hold ",
+                          bodies_.held(), ", limit of all is ", bodies_.limit()));
   }
 
   Task<bool> Refuse(int status, std::string message) {
@@ -263,9 +344,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     const std::shared_ptr<Connection> self = shared_from_this();
     while (!queued_.empty() && !client_->cancelled()) {
       std::swap(queued_, in_flight_);
-      stream_.expires_after(limits_.stall_timeout);
-      const auto [error, bytes] =
-          co_await asio::async_write(stream_, asio::buffer(in_flight_), kTuple);
+      const Error error = co_await WriteInFlight();
       in_flight_.clear();
       if (error) LoseClient("writing to the client failed");
       drained_.Notify();
@@ -275,12 +354,43 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     drained_.Notify();
   }
 
-  asio::io_context& loop_;
+  // Piece by piece: each has the stall timeout, however much waits.
+  Task<Error> WriteInFlight() {
+    for (size_t at = 0; at < in_flight_.size(); at += kWriteBytes) {
+      const size_t size = std::min(kWriteBytes, in_flight_.size() - at);
+      ArmWrite(RealClock()->Now() + limits_.stall_timeout);
+      const auto [error, bytes] =
+          co_await asio::async_write(stream_, asio::buffer(in_flight_.data() + at, size), kTuple);
+      ++write_;
+      write_timer_.cancel();
+      if (error) co_return error;
+    }
+    co_return Error();
+  }
+
+  void ArmWrite(TimePoint deadline) {
+    write_timer_.expires_at(deadline);
+    write_timer_.async_wait([self = shared_from_this(), write = ++write_](const Error& error) {
+      if (error || write != self->write_) return;
+      self->LoseClient("the client does not read");
+      self->stream_.close();
+    });
+  }
+
   beast::tcp_stream stream_;
   const HttpLimits& limits_;
+  BodyBudget& bodies_;
+  BodyBudget::Share body_;  // of request_
   HttpHandler* const handler_;
   const bool& stopping_;
   beast::flat_buffer buffer_;
+  HttpRequest request_;
+  int64_t received_ = 0;  // bytes of its body
+  asio::steady_timer read_timer_;
+  asio::steady_timer write_timer_;
+  uint64_t read_ = 0;   // counts them, so that a timer that is late ends none of the next
+  uint64_t write_ = 0;
+  bool read_timed_out_ = false;
   Event drained_;
   TaskGroup background_;  // the watcher and the flusher
   std::unique_ptr<CancelSource> client_ = std::make_unique<CancelSource>();
@@ -302,6 +412,7 @@ class BeastServer final : public HttpServer {
       : loop_(loop),
         acceptor_(std::move(acceptor)),
         limits_(limits),
+        bodies_(limits.max_held_body_bytes),
         handler_(handler),
         tasks_(loop) {}
 
@@ -309,6 +420,7 @@ class BeastServer final : public HttpServer {
   int port() const override { return port_; }
   void set_port(int port) { port_ = port; }
   int64_t num_connections() const override { return static_cast<int64_t>(connections_.size()); }
+  int64_t held_body_bytes() const override { return bodies_.held(); }
 
   Task<void> Stop(TimePoint deadline) override {
     stopping_ = true;
@@ -340,14 +452,30 @@ class BeastServer final : public HttpServer {
         continue;
       }
       if (num_connections() >= limits_.max_connections) {
-        LOG_EVERY_SECONDS(WARNING, 5)
-            << "refusing a connection: " << limits_.max_connections << " are open";
+        RefuseConnection(socket);
         continue;
       }
       socket.set_option(Tcp::no_delay(true), error);
-      tasks_.Spawn(Serve(std::make_shared<Connection>(loop_, std::move(socket), limits_, handler_,
-                                                      stopping_)));
+      socket.set_option(Tcp::socket::send_buffer_size(kSocketSendBytes), error);
+      tasks_.Spawn(Serve(std::make_shared<Connection>(loop_, std::move(socket), limits_, &bodies_,
+                                                      handler_, stopping_)));
     }
+  }
+
+  // The answer fits into the empty buffer of a new socket: nothing has to wait for it.
+  void RefuseConnection(Tcp::socket& socket) {
+    const std::string why =
+        absl::StrCat(num_connections(), " connections are open, limit is ", limits_.max_connections);
+    LOG_EVERY_SECONDS(WARNING, 5) << "refusing a connection: " << why;
+    const HttpResponse refusal = handler_->Refusal(503, why);
+    std::string text = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n";
+    for (const auto& [name, value] : refusal.headers) absl::StrAppend(&text, name, ": ", value, "\r\n");
+    absl::StrAppend(&text, "Connection: close\r\nContent-Length: ", refusal.body.size(), "\r\n\r\n",
+                    refusal.body);
+    Error ignored;
+    socket.non_blocking(true, ignored);
+    socket.write_some(asio::buffer(text), ignored);
+    socket.shutdown(Tcp::socket::shutdown_send, ignored);
   }
 
   Task<void> Serve(std::shared_ptr<Connection> connection) {
@@ -359,6 +487,7 @@ class BeastServer final : public HttpServer {
   asio::io_context& loop_;
   Tcp::acceptor acceptor_;
   const HttpLimits limits_;
+  BodyBudget bodies_;
   HttpHandler* const handler_;
   std::set<std::shared_ptr<Connection>> connections_;
   TaskGroup tasks_;

@@ -33,6 +33,8 @@ class HttpExchange {
   virtual Task<void> Send(HttpResponse response) = 0;
   // Queues the head; the body follows by Write. `response.body` is not used.
   virtual void StartStream(HttpResponse response) = 0;
+  // The body of the request is not needed any more: it is emptied, and others may send theirs.
+  virtual void ReleaseBody() = 0;
   // Queues bytes; they leave as soon as the socket takes them.
   virtual void Write(std::string_view bytes) = 0;
   // Waits until at most `max_bytes` are queued. CANCELLED once the client has gone.
@@ -62,6 +64,8 @@ class HttpServer {
   virtual ~HttpServer() = default;
   virtual int port() const = 0;
   virtual int64_t num_connections() const = 0;
+  // Bodies of requests that are not released yet, of all connections.
+  virtual int64_t held_body_bytes() const = 0;
   // Takes no new connection or request from here on; returns when the running ones have ended, or,
   // at the deadline, after closing their connections.
   virtual Task<void> Stop(TimePoint deadline) = 0;

@@ -219,9 +219,15 @@ HttpResponse HttpService::UnknownPath(const std::string& path) const {
 HttpResponse HttpService::Refusal(int status, std::string message) {
   ApiError error;
   error.http_status = status;
-  error.type = status == 408 ? "timeout_error" : "invalid_request_error";
-  error.code = status == 413 ? "request_too_large" : status == 408 ? "request_timeout" : "bad_request";
+  error.type = status == 408   ? "timeout_error"
+               : status == 503 ? "server_error"
+                               : "invalid_request_error";
+  error.code = status == 413   ? "request_too_large"
+               : status == 408 ? "request_timeout"
+               : status == 503 ? "overloaded"
+                               : "bad_request";
   error.message = std::move(message);
+  if (status == 503) error.retry_after = std::chrono::seconds(1);
   return ErrorResponse(error, RequestId::Random().ToString());
 }
 

@@ -12,14 +12,15 @@
 #include <boost/json/value.hpp>
 
 #include "router/api_error.h"
+#include "router/limits.h"
 
 namespace lodestone {
 
 namespace json = boost::json;
 
 struct JsonLimits {
-  size_t max_depth = 64;
-  size_t max_nodes = 2'000'000;  // values, containers included
+  size_t max_depth = kMaxBodyJsonDepth;
+  size_t max_nodes = kMaxBodyJsonNodes;  // values, containers included
 };
 
 // The JSON document of a client. A 400 names what is wrong and, as `param`, the path of the value it

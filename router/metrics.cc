@@ -20,6 +20,7 @@ std::string_view Name(FinishReason reason) {
 
 RouterMetrics::RouterMetrics(Metrics* metrics)
     : metrics_(*metrics),
+      started_(metrics->Counter(MetricId::kRequestsStarted)),
       duration_(metrics->Histogram(MetricId::kRequestDuration)),
       first_token_(metrics->Histogram(MetricId::kTimeToFirstToken)),
       inter_token_(metrics->Histogram(MetricId::kInterToken)),

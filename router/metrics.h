@@ -17,6 +17,8 @@ class RouterMetrics {
  public:
   explicit RouterMetrics(Metrics* metrics);  // not owned
 
+  // Of every request: one start, one end.
+  void RequestStarted() { started_.Increment(); }
   void RequestEnded(int http_status, FinishReason finish_reason, double seconds);
   void FirstTokenWritten(double seconds);
   void TokensWritten(int64_t count, double seconds_per_token);
@@ -36,6 +38,7 @@ class RouterMetrics {
 
  private:
   Metrics& metrics_;
+  CounterMetric started_;
   HistogramMetric duration_;
   HistogramMetric first_token_;
   HistogramMetric inter_token_;

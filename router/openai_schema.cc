@@ -114,8 +114,13 @@ void ReadPrompts(FieldReader& reader, int32_t vocab_size, ApiRequest& request) {
     request.prompts.emplace_back(std::string(prompt->get_string()));
     return;
   }
-  if (!prompt->is_array() || prompt->get_array().empty()) {
-    return reader.Fail(InvalidType("prompt", "prompt must be a string, strings or token ids"));
+  if (!prompt->is_array()) {
+    return reader.Fail(InvalidType("prompt",
+                                   absl::StrCat("prompt is ", std::string(TypeName(*prompt)),
+                                                ", expected a string, strings or token ids")));
+  }
+  if (prompt->get_array().empty()) {
+    return reader.Fail(InvalidValue("prompt", "prompt is empty: at least one token is needed"));
   }
   const json::array& array = prompt->get_array();
   if (array[0].is_number()) {

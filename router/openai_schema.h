@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "router/api_error.h"
+#include "router/limits.h"
 #include "router/request.h"
 
 namespace lodestone {
@@ -20,13 +21,6 @@ struct SchemaRules {
   double default_top_p = 1;
   bool strict = false;  // unknown fields are a 400
 };
-
-inline constexpr size_t kMaxMessages = 4096;
-inline constexpr size_t kMaxLogitBias = 1024;
-inline constexpr size_t kMaxStopTokenIds = 256;
-inline constexpr size_t kMaxPrompts = 64;
-inline constexpr int64_t kMaxTopLogprobs = 20;
-inline constexpr int64_t kMaxCompletionLogprobs = 5;
 
 ApiOr<ApiRequest> ParseChatRequest(std::string_view body, const SchemaRules& rules);
 ApiOr<ApiRequest> ParseCompletionRequest(std::string_view body, const SchemaRules& rules);

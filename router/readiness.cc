@@ -57,10 +57,17 @@ bool Readiness::ready() const {
                      [this](const Pair& pair) { return proven_.contains(pair); });
 }
 
+// At once, not when the watch comes round: a probe may keep it busy while a worker stops and goes on.
+void Readiness::NotifyChange() {
+  const std::set<Pair> live = LivePairs();
+  std::erase_if(proven_, [&](const Pair& pair) { return !live.contains(pair); });
+  if (!live.contains(probed_)) probed_ = {};
+  changed_.Notify();
+}
+
 Task<void> Readiness::Watch() {
   while (!stopping_) {
     const std::set<Pair> live = LivePairs();
-    std::erase_if(proven_, [&](const Pair& pair) { return !live.contains(pair); });
     const auto unproven = std::find_if(live.begin(), live.end(),
                                        [this](const Pair& pair) { return !proven_.contains(pair); });
     if (unproven == live.end()) {
@@ -68,6 +75,7 @@ Task<void> Readiness::Watch() {
       continue;
     }
     const Pair pair = *unproven;
+    probed_ = pair;
     co_await Probe(pair);
     if (!proven_.contains(pair)) co_await changed_.WaitUntil(RealClock()->Now() + kRetryPause);
   }
@@ -95,6 +103,7 @@ Task<void> Readiness::Probe(Pair pair) {
     LOG_EVERY_SECONDS(WARNING, 5) << last_failure_;
     co_return;
   }
+  if (probed_ != pair) co_return;  // one of them was not ready meanwhile
   const bool was_ready = ready();
   proven_.insert(pair);
   last_failure_.clear();
@@ -136,8 +145,14 @@ std::string Readiness::Describe() const {
   JsonText json;
   json.Open("{").Key("ready").Bool(ready()).Key("reasons").Open("[");
   for (const std::string& reason : Reasons()) json.String(reason);
-  json.Close("]").Key("workers").Raw(DescribeWorkers(registry_.workers())).Close("}");
-  return json.Take();
+  json.Close("]").Key("workers").Raw(DescribeWorkers(registry_.workers()));
+  json.Key("refused").Open("[");
+  for (const RefusedWorker& worker : registry_.Refused()) {
+    json.Open("{").Key("role").String(Name(worker.role));
+    json.Key("instance_id").String(worker.instance_id).Key("address").String(worker.address);
+    json.Key("reason").String(worker.reason).Close("}");
+  }
+  return json.Close("]").Close("}").Take();
 }
 
 }  // namespace lodestone

@@ -13,21 +13,22 @@ namespace lodestone {
 
 // Whether the cluster answers: true while a pair of live workers stands that a real generation has
 // gone through, prefill, hand-off and decode. New pairs are probed one after the other with a short
-// prompt of two new tokens. Loop only.
+// prompt of two new tokens; a worker that was not ready for a moment, however short, makes its pairs
+// new. Loop only.
 class Readiness {
  public:
   Readiness(asio::io_context& loop, const ModelInfo* model, WorkerRegistry* registry,
             RequestFlow* flow, RouterMetrics* metrics);
 
   bool ready() const;
-  // {"ready":...,"reasons":[...],"workers":[...]}
+  // {"ready":...,"reasons":[...],"workers":[...],"refused":[...]}: those refused lately, and why.
   std::string Describe() const;
 
   // Probes; runs until Stop().
   Task<void> Watch();
   void Stop();
   // A worker came, went or changed.
-  void NotifyChange() { changed_.Notify(); }
+  void NotifyChange();
 
  private:
   using Pair = std::pair<std::string, std::string>;  // instance ids of prefill and decode
@@ -42,6 +43,7 @@ class Readiness {
   RouterMetrics& metrics_;
   Event changed_;
   std::set<Pair> proven_;
+  Pair probed_;  // now, or at last; none once it is not live any more
   std::string last_failure_;
   bool stopping_ = false;
   CancelSource stop_;

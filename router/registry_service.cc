@@ -103,23 +103,31 @@ class Registration final : public grpc::ServerBidiReactor<v1::WorkerReport, v1::
 
  private:
   absl::Status Take(TimePoint arrived_at) {
+    if (report_.has_hello()) return Register(arrived_at);
     if (instance_id_.empty()) {
-      if (!report_.has_hello()) return absl::InvalidArgumentError("the first report has no hello");
-      WorkerHello hello = FromProto(report_.hello());
-      const std::string instance_id = hello.instance_id;
-      const absl::Status added = registry_.Add(std::move(hello), FromProto(report_.load()), arrived_at);
-      if (!added.ok()) return added;
-      instance_id_ = instance_id;
-      gone_ = registry_.Find(instance_id)->gone.OnCancel([this](const absl::Status& reason) {
-        instance_id_.clear();
-        Refuse(reason);
-      });
-      reply_.set_accepted(true);
-      reply_.set_router_id(router_id_);
-      StartWrite(&reply_);
-      return absl::OkStatus();
+      return absl::InvalidArgumentError("the first report has no hello");
     }
     registry_.Report(instance_id_, FromProto(report_.load()), arrived_at);
+    return absl::OkStatus();
+  }
+
+  // Again on the same stream when a worker has loaded its model.
+  absl::Status Register(TimePoint arrived_at) {
+    gone_ = {};
+    if (!instance_id_.empty()) registry_.Remove(std::exchange(instance_id_, {}), "it says hello again");
+    WorkerHello hello = FromProto(report_.hello());
+    const std::string instance_id = hello.instance_id;
+    const absl::Status added = registry_.Add(std::move(hello), FromProto(report_.load()), arrived_at);
+    if (!added.ok()) return added;
+    instance_id_ = instance_id;
+    gone_ = registry_.Find(instance_id)->gone.OnCancel([this](const absl::Status& reason) {
+      instance_id_.clear();
+      Refuse(reason);
+    });
+    if (reply_.accepted()) return absl::OkStatus();  // it has been told
+    reply_.set_accepted(true);
+    reply_.set_router_id(router_id_);
+    StartWrite(&reply_);
     return absl::OkStatus();
   }
 

@@ -4,6 +4,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "router/limits.h"
 #include "router/openai_schema.h"
 #include "text/utf8.h"
 
@@ -11,7 +12,6 @@ namespace lodestone {
 namespace {
 
 constexpr int64_t kCompletionDefaultTokens = 16;
-constexpr int64_t kMaxLogprobEntries = 4'000'000;  // of one answer
 
 ApiOr<std::vector<TokenId>> PromptTokens(const ApiRequest& api, size_t index,
                                          const ModelInfo& model) {

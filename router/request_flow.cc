@@ -114,7 +114,7 @@ Task<ApiOr<Outcome>> RequestFlow::Run(const Request& request, TokenSink& sink,
                                       CancelSource& client) {
   Life life{.request = request, .sink = sink, .client = client};
   if (!request.is_probe) {
-    ApiOr<Admission::Ticket> entered = admission_->Enter();
+    ApiOr<Admission::Ticket> entered = admission_->Enter(static_cast<int64_t>(request.prompt.size()));
     if (!entered.ok()) co_return entered.error();
     life.ticket.emplace(std::move(entered).value());
   }

@@ -27,6 +27,7 @@ constexpr char kInferenceName[] = "lodestone.v1.InferenceService";
 RegistryRules MakeRules(const RouterConfig& config, const ModelInfo& model) {
   RegistryRules rules;
   rules.model_name = model.directory_name;
+  rules.model_id = config.model_id;
   rules.tokenizer_fingerprint = model.tokenizer_fingerprint;
   rules.vocab_size = model.vocab_size;
   rules.eos_token_id = model.eos_token_id;

@@ -55,46 +55,89 @@ void WorkerRegistry::NotifyChanged() const {
   for (const std::function<void()>& callback : on_changed_) callback();
 }
 
+std::string WorkerRegistry::ModelIdHere() const {
+  for (const std::shared_ptr<Worker>& worker : workers_) {
+    if (!worker->hello.model_id.empty()) return worker->hello.model_id;
+  }
+  return {};
+}
+
 std::vector<std::string> WorkerRegistry::Differences(const WorkerHello& hello) const {
   std::vector<std::string> differences;
   const auto compare = [&](std::string_view field, const std::string& here,
                            const std::string& there) {
     if (!here.empty() && here != there) differences.push_back(Difference(field, here, there));
   };
-  compare("model_name", rules_.model_name, hello.model_name);
+  const std::string model_id = ModelIdHere();
+  const bool known_id = !hello.model_id.empty() &&
+                        (hello.model_id == rules_.model_id || hello.model_id == model_id);
+  if (!known_id) compare("model_name", rules_.model_name, hello.model_name);
   compare("vocab_size", absl::StrCat(rules_.vocab_size), absl::StrCat(hello.vocab_size));
   compare("eos_token_id", absl::StrCat(rules_.eos_token_id), absl::StrCat(hello.eos_token_id));
   for (const auto& [name, value] : hello.layout) {
     if (name == "tokenizer" && !value.empty()) compare(name, rules_.tokenizer_fingerprint, value);
   }
-  if (!workers_.empty()) compare("model_id", workers_.front()->hello.model_id, hello.model_id);
+  compare("model_id", model_id, hello.model_id);
   return differences;
 }
 
+// Whoever this worker takes the place of leaves: it loads no more, or it is an earlier start.
+void WorkerRegistry::MakeRoomFor(const WorkerHello& hello) {
+  const std::vector<std::shared_ptr<Worker>> workers = workers_;
+  for (const std::shared_ptr<Worker>& worker : workers) {
+    if (worker->hello.instance_id == hello.instance_id) {
+      Remove(hello.instance_id, worker->hello.address.empty() ? "it has loaded its model"
+                                                              : "registered again");
+    } else if (!hello.address.empty() && worker->hello.address == hello.address) {
+      Remove(worker->hello.instance_id, "another start of it is at its address");
+    }
+  }
+}
+
+absl::Status WorkerRegistry::Refuse(const WorkerHello& hello,
+                                    const std::vector<std::string>& differences) {
+  const std::string reason =
+      absl::StrCat("this router serves another model: ", absl::StrJoin(differences, "; "));
+  constexpr size_t kMaxRefused = 64;
+  if (refused_.size() < kMaxRefused || refused_.contains(hello.instance_id)) {
+    refused_[hello.instance_id] = RefusedWorker{.role = hello.role,
+                                                .instance_id = hello.instance_id,
+                                                .address = hello.address,
+                                                .reason = reason,
+                                                .refused_at = RealClock()->Now()};
+  }
+  return absl::FailedPreconditionError(reason);
+}
+
+std::vector<RefusedWorker> WorkerRegistry::Refused() const {
+  std::vector<RefusedWorker> refused;
+  const TimePoint oldest = RealClock()->Now() - kRefusedStays;
+  for (const auto& [instance_id, worker] : refused_) {
+    if (worker.refused_at >= oldest) refused.push_back(worker);
+  }
+  return refused;
+}
+
 absl::Status WorkerRegistry::Add(WorkerHello hello, WorkerLoad load, TimePoint reported_at) {
-  if (hello.instance_id.empty() || hello.address.empty() || hello.page_tokens <= 0) {
+  const bool loads = hello.address.empty() && load.state == WorkerState::kLoading;
+  if (hello.instance_id.empty() || (!loads && (hello.address.empty() || hello.page_tokens <= 0))) {
     return absl::InvalidArgumentError(
         absl::StrCat("hello needs instance_id, address and page_tokens >= 1; got \"",
                      hello.instance_id, "\", \"", hello.address, "\", ", hello.page_tokens));
   }
-  Remove(hello.instance_id, "registered again");
-  const std::vector<std::shared_ptr<Worker>> workers = workers_;
-  for (const std::shared_ptr<Worker>& worker : workers) {
-    if (worker->hello.address == hello.address) {
-      Remove(worker->hello.instance_id, "another start of it is at its address");
-    }
+  MakeRoomFor(hello);
+  if (!loads) {
+    const std::vector<std::string> differences = Differences(hello);
+    if (!differences.empty()) return Refuse(hello, differences);
   }
-  if (const std::vector<std::string> differences = Differences(hello); !differences.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("this router serves another model: ", absl::StrJoin(differences, "; ")));
-  }
+  refused_.erase(hello.instance_id);
   auto worker = std::make_shared<Worker>();
   worker->hello = std::move(hello);
   worker->load = std::move(load);
   worker->last_report = reported_at;
-  connect_(*worker);
+  if (!loads) connect_(*worker);
   LOG(INFO) << Field("worker", worker->hello.instance_id) << Name(worker->hello.role)
-            << " worker at " << worker->hello.address << " joined, "
+            << " worker at " << (loads ? "no address yet" : worker->hello.address) << " joined, "
             << Name(worker->load.state);
   workers_.push_back(std::move(worker));
   NotifyChanged();
@@ -139,6 +182,9 @@ Task<void> WorkerRegistry::WatchSilence() {
     // If this loop itself did not run, reports may wait behind it: look again next time.
     const bool was_late = now - last_check > 2 * kSilenceCheckPeriod;
     last_check = now;
+    std::erase_if(refused_, [now](const auto& entry) {
+      return entry.second.refused_at < now - kRefusedStays;
+    });
     if (was_late) continue;
     const std::vector<std::shared_ptr<Worker>> workers = workers_;
     for (const std::shared_ptr<Worker>& worker : workers) {

@@ -22,11 +22,11 @@ enum class WorkerState { kLoading, kReady, kDraining, kUnhealthy };
 std::string_view Name(WorkerRole role);
 std::string_view Name(WorkerState state);
 
-// What a worker says once, when it registers.
+// What a worker says once, when it serves. While it loads: role, instance_id and model_name only.
 struct WorkerHello {
   WorkerRole role = WorkerRole::kPrefill;
   std::string instance_id;
-  std::string address;  // host:port of its gRPC server
+  std::string address;  // host:port of its gRPC server; empty: it does not serve yet
   uint64_t layout_fingerprint = 0;
   std::vector<std::pair<std::string, std::string>> layout;  // name, value
   std::string model_name;
@@ -58,6 +58,17 @@ struct WorkerLoad {
 class PrefillClient;
 class DecodeClient;
 
+// One that wanted to register and was told no.
+struct RefusedWorker {
+  WorkerRole role = WorkerRole::kPrefill;
+  std::string instance_id;
+  std::string address;
+  std::string reason;
+  TimePoint refused_at;
+};
+// It asks again every 5 s: one that has not asked for so long is gone.
+inline constexpr std::chrono::seconds kRefusedStays{15};
+
 // One live worker. The router's own bookkeeping corrects the load between two reports.
 struct Worker {
   WorkerHello hello;
@@ -76,9 +87,12 @@ int64_t WorstCaseBytes(const WorkerHello& hello, int64_t tokens);
 // The most tokens of one request that fit into an empty worker.
 int64_t LargestRequestTokens(const WorkerHello& hello);
 
-// What every worker must agree with to be used at all. Unset fields are not checked.
+// What every worker must agree with to be used at all. Unset fields are not checked. A worker must
+// have the name of the router's folder or, under another name, this id of the checkpoint or that of
+// the workers that are here.
 struct RegistryRules {
   std::string model_name;
+  std::string model_id;
   std::string tokenizer_fingerprint;
   int32_t vocab_size = 0;
   int32_t eos_token_id = 0;
@@ -94,6 +108,7 @@ class WorkerRegistry {
 
   // FAILED_PRECONDITION names the fields in which the worker differs from the router, or from the
   // workers already here (model_id). A worker of an earlier start at the same address is removed.
+  // One that loads is listed and not used; it is added again once it serves.
   absl::Status Add(WorkerHello hello, WorkerLoad load, TimePoint reported_at);
   // False if it is not (or no longer) registered: its stream is to be ended.
   bool Report(const std::string& instance_id, WorkerLoad load, TimePoint reported_at);
@@ -106,6 +121,8 @@ class WorkerRegistry {
   // In order of arrival.
   const std::vector<std::shared_ptr<Worker>>& workers() const { return workers_; }
   std::shared_ptr<Worker> Find(const std::string& instance_id) const;
+  // Those that were told no lately.
+  std::vector<RefusedWorker> Refused() const;
   // Called when a worker comes, goes or reports.
   void OnChanged(std::function<void()> callback) { on_changed_.push_back(std::move(callback)); }
   // Called for every worker that has just left.
@@ -113,11 +130,15 @@ class WorkerRegistry {
 
  private:
   std::vector<std::string> Differences(const WorkerHello& hello) const;
+  void MakeRoomFor(const WorkerHello& hello);
+  absl::Status Refuse(const WorkerHello& hello, const std::vector<std::string>& differences);
+  std::string ModelIdHere() const;  // of the workers that serve; empty if none does
   void NotifyChanged() const;
 
   const RegistryRules rules_;
   const Connect connect_;
   std::vector<std::shared_ptr<Worker>> workers_;
+  std::map<std::string, RefusedWorker> refused_;  // by instance id
   std::vector<std::function<void()>> on_changed_;
   Event stop_;
   bool stopping_ = false;

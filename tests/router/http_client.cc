@@ -64,6 +64,11 @@ bool HttpClient::Fill() {
   return true;
 }
 
+bool HttpClient::SkipSome() {
+  buffer_.clear();
+  return Fill();
+}
+
 std::string HttpClient::TakeLine() {
   size_t end;
   while ((end = buffer_.find("\r\n")) == std::string::npos) {

@@ -33,6 +33,8 @@ class HttpClient {
   std::optional<std::string> ReadBodyLine();
   // The data of the next server-sent event; nullopt at the end of the body.
   std::optional<std::string> ReadEvent();
+  // Drops what has come, up to 16 KiB; false at the end of the connection.
+  bool SkipSome();
   void Close();
 
  private:
