@@ -67,6 +67,7 @@ absl::StatusOr<std::unique_ptr<DecodeProcess>> DecodeProcess::Start(const Decode
                           .board = &host.board(),
                           .metrics = &host.metrics(),
                           .drain_timeout = config.worker.drain_timeout,
+                          .drain = &host.drain(),
                           .waker = parts->waker});
   parts->service = std::make_unique<DecodeService>(parts->worker.get());
   RETURN_IF_ERROR(host.Serve(config.grpc_port, {parts->service.get(), parts->links.get()}));

@@ -29,6 +29,7 @@ DecodeWorker::DecodeWorker(const DecodeWorkerOptions& options)
       clock_(*options.clock),
       board_(*options.board),
       drain_timeout_(options.drain_timeout),
+      drain_(options.drain),
       waker_(options.waker),
       step_seconds_(options.metrics->Histogram(MetricId::kStepSeconds)),
       step_tokens_(options.metrics->Histogram(MetricId::kStepTokens)),
@@ -76,13 +77,19 @@ void DecodeWorker::CloseStream(StreamId id) {
   Push(command);  // if it is lost, the leases expire
 }
 
+std::optional<milliseconds> DecodeWorker::EndAsked(const std::function<bool()>& end_requested) {
+  if (drain_ != nullptr && drain_->requested()) return drain_->TimeoutOr(drain_timeout_);
+  if (end_requested()) return drain_timeout_;
+  return std::nullopt;
+}
+
 absl::Status DecodeWorker::Loop(const std::function<bool()>& end_requested) {
   std::optional<TimePoint> drain_deadline;
   absl::Status status;
   while (status.ok()) {
-    if (!drain_deadline && end_requested()) {
+    if (const auto time = EndAsked(end_requested); time && !drain_deadline) {
       draining_ = true;
-      drain_deadline = clock_.Now() + drain_timeout_;
+      drain_deadline = clock_.Now() + *time;
     }
     status = Turn();
     if (drain_deadline && (scheduler_.num_live() == 0 || clock_.Now() > *drain_deadline)) break;
@@ -118,6 +125,7 @@ absl::Status DecodeWorker::Turn() {
     step_seconds_.Observe(Seconds(clock_.Now() - start));
     step_tokens_.Observe(static_cast<double>(tokens));
     generation_tokens_.Increment(static_cast<double>(tokens));
+    ++num_steps_;
   }
   scheduler_.EndExpired();
   scheduler_.SendEvents();
@@ -169,6 +177,7 @@ void DecodeWorker::Publish(LoopState state, std::string reason) {
               .waiting_transfer = scheduler_.num_receiving(),
               .waiting_prealloc = scheduler_.num_reserved(),
               .live_leases = scheduler_.num_live(),
+              .num_steps = num_steps_,
               .linked_instances = receiver_.LinkedInstances(),
               .refused_links = receiver_.RefusedLinks()});
 }

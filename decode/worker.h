@@ -16,6 +16,7 @@
 #include "base/waker.h"
 #include "decode/scheduler.h"
 #include "monitoring/metrics.h"
+#include "worker/drain_signal.h"
 #include "worker/status_board.h"
 
 namespace lodestone {
@@ -28,6 +29,7 @@ struct DecodeWorkerOptions {
   StatusBoard* board = nullptr;
   Metrics* metrics = nullptr;
   std::chrono::milliseconds drain_timeout{120'000};
+  const DrainSignal* drain = nullptr;  // an operator's; may be null
   // Links ring it when they have news. What still rings it may outlive the worker.
   std::shared_ptr<Waker> waker = std::make_shared<Waker>();
 };
@@ -53,7 +55,7 @@ class DecodeWorker {
   bool NameOnStream(StreamId id, std::vector<LeaseId> named, std::vector<LeaseId> subscribe);
   void CloseStream(StreamId id);
 
-  // Until `end_requested` and the running requests have ended or the drain time is over; what is
+  // Until `end_requested`, or the operator's drain signal, and the running requests have ended or the drain time is over; what is
   // left then is told so, and every stream ends. INTERNAL if the engine failed: the process must
   // end then.
   absl::Status Loop(const std::function<bool()>& end_requested);
@@ -92,6 +94,8 @@ class DecodeWorker {
   void Handle(NameCommand command);
   void Handle(CloseCommand command);
   absl::Status Turn();
+  // How long the running requests still have, once somebody asks for the end.
+  std::optional<std::chrono::milliseconds> EndAsked(const std::function<bool()>& end_requested);
   void CountRefusal(const absl::Status& status);
   void Publish(LoopState state, std::string reason);
   void End(const absl::Status& status);
@@ -101,6 +105,7 @@ class DecodeWorker {
   const Clock& clock_;
   StatusBoard& board_;
   const std::chrono::milliseconds drain_timeout_;
+  const DrainSignal* const drain_;
   const std::shared_ptr<Waker> waker_;
   const HistogramMetric step_seconds_, step_tokens_;
   const CounterMetric generation_tokens_, refused_capacity_, refused_context_;
@@ -108,7 +113,8 @@ class DecodeWorker {
   std::atomic<StreamId> last_stream_{0};
   std::atomic<bool> draining_{false};
   BoundedQueue<Command> commands_{4096};
-  DecodeScheduler scheduler_;  // loop thread only
+  DecodeScheduler scheduler_;  // loop thread only, as the rest
+  int64_t num_steps_ = 0;
 };
 
 }  // namespace lodestone

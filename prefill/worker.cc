@@ -31,6 +31,7 @@ PrefillWorker::PrefillWorker(const PrefillWorkerOptions& options)
       clock_(*options.clock),
       board_(*options.board),
       drain_timeout_(options.drain_timeout),
+      drain_(options.drain),
       waker_(options.waker),
       step_seconds_(options.metrics->Histogram(MetricId::kStepSeconds)),
       step_tokens_(options.metrics->Histogram(MetricId::kStepTokens)),
@@ -71,13 +72,19 @@ void PrefillWorker::Done(PrefillJob& job, absl::StatusOr<PrefillReply> reply) {
   if (job.done) std::exchange(job.done, nullptr)(std::move(reply));
 }
 
+std::optional<milliseconds> PrefillWorker::EndAsked(const std::function<bool()>& end_requested) {
+  if (drain_ != nullptr && drain_->requested()) return drain_->TimeoutOr(drain_timeout_);
+  if (end_requested()) return drain_timeout_;
+  return std::nullopt;
+}
+
 absl::Status PrefillWorker::Loop(const std::function<bool()>& end_requested) {
   std::optional<TimePoint> drain_deadline;
   absl::Status status;
   while (status.ok()) {
-    if (!drain_deadline && end_requested()) {
+    if (const auto time = EndAsked(end_requested); time && !drain_deadline) {
       draining_ = true;
-      drain_deadline = clock_.Now() + drain_timeout_;
+      drain_deadline = clock_.Now() + *time;
     }
     status = Turn();
     if (drain_deadline && (idle() || clock_.Now() > *drain_deadline)) break;
@@ -199,6 +206,7 @@ absl::Status PrefillWorker::StepOnce() {
   step_seconds_.Observe(Seconds(clock_.Now() - start));
   step_tokens_.Observe(static_cast<double>(num_tokens));
   prompt_tokens_.Increment(static_cast<double>(num_tokens));
+  ++num_steps_;
   for (StepResult& result : results) Answer(std::move(result));
   return FAILPOINT("prefill_after_step");
 }
@@ -295,6 +303,7 @@ void PrefillWorker::Publish(LoopState state, std::string reason) {
               .queued_requests = scheduler_.num_queued(),
               .running_requests = scheduler_.num_running(),
               .inflight_handoffs = std::ssize(handing_off_),
+              .num_steps = num_steps_,
               .linked_instances = sender_.LinkedInstances(),
               .refused_links = {}});
 }

@@ -18,6 +18,7 @@
 #include "monitoring/metrics.h"
 #include "prefill/requests.h"
 #include "prefill/scheduler.h"
+#include "worker/drain_signal.h"
 #include "worker/status_board.h"
 
 namespace lodestone {
@@ -31,6 +32,7 @@ struct PrefillWorkerOptions {
   Metrics* metrics = nullptr;
   PrefillLimits limits;
   std::chrono::milliseconds drain_timeout{120'000};
+  const DrainSignal* drain = nullptr;  // an operator's; may be null
   // Links ring it when they have news. What still rings it may outlive the worker.
   std::shared_ptr<Waker> waker = std::make_shared<Waker>();
 };
@@ -46,7 +48,7 @@ class PrefillWorker {
   // Takes effect between two chunks; a request that has its answer already is left alone.
   void Cancel(PrefillTicket ticket);
 
-  // Until `end_requested` and the running requests have ended or the drain time is over; what is
+  // Until `end_requested`, or the operator's drain signal, and the running requests have ended or the drain time is over; what is
   // left then is told so. INTERNAL if the engine failed: the process must end then.
   absl::Status Loop(const std::function<bool()>& end_requested);
 
@@ -60,6 +62,8 @@ class PrefillWorker {
   using Command = std::variant<RunCommand, CancelCommand>;
 
   absl::Status Turn();
+  // How long the running requests still have, once somebody asks for the end.
+  std::optional<std::chrono::milliseconds> EndAsked(const std::function<bool()>& end_requested);
   void AwaitNews();
   void TakeCommands();
   bool HandleIfAny(std::optional<Command> command);
@@ -86,6 +90,7 @@ class PrefillWorker {
   const Clock& clock_;
   StatusBoard& board_;
   const std::chrono::milliseconds drain_timeout_;
+  const DrainSignal* const drain_;
   const std::shared_ptr<Waker> waker_;
   const HistogramMetric step_seconds_, step_tokens_;
   const CounterMetric prompt_tokens_, generation_tokens_;
@@ -96,6 +101,7 @@ class PrefillWorker {
 
   // Loop thread only.
   PrefillScheduler scheduler_;
+  int64_t num_steps_ = 0;
   std::map<LeaseId, std::unique_ptr<PrefillJob>> handing_off_;  // computed, not yet adopted
 };
 

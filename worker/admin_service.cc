@@ -1,10 +1,23 @@
 #include "worker/admin_service.h"
 
+#include <algorithm>
+#include <chrono>
 #include <string>
 
+#include "base/logging.h"
 #include "worker/registration_messages.h"
 
 namespace lodestone {
+namespace {
+
+// Requests that a drain waits for.
+int32_t LiveRequests(const WorkerStatus& status) {
+  return static_cast<int32_t>(std::max(
+      status.live_leases,
+      status.queued_requests + status.running_requests + status.inflight_handoffs));
+}
+
+}  // namespace
 
 grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* context,
                                                   const v1::GetStatusRequest*,
@@ -26,7 +39,31 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   reply->set_live_leases(static_cast<int32_t>(memory.num_leases));
   reply->set_live_sequences(
       static_cast<int32_t>(status.running_requests + status.inflight_handoffs));
+  reply->set_used_pages(plan_.num_pages - memory.free_pages);
+  reply->set_num_pages(plan_.num_pages);
+  reply->set_num_steps(status.num_steps);
+  const auto since = board_.SinceLastStep();
+  reply->set_seconds_since_step(since ? std::chrono::duration<double>(*since).count() : -1);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* context,
+                                              const v1::DrainRequest* request,
+                                              v1::DrainReply* reply) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (request->timeout_ms() < 0) {
+    reactor->Finish(grpc::Status(
+        grpc::StatusCode::INVALID_ARGUMENT,
+        "timeout_ms is " + std::to_string(request->timeout_ms()) + ", must be 0 or more"));
+    return reactor;
+  }
+  LOG(INFO) << "an operator asks to drain";
+  drain_.Request(std::chrono::milliseconds(request->timeout_ms()));
+  reply->set_instance_id(instance_.ToString());
+  reply->set_role(role_);
+  reply->set_live_requests(LiveRequests(board_.Get()));
   reactor->Finish(grpc::Status::OK);
   return reactor;
 }

@@ -129,18 +129,24 @@ class Registration::Session final
 Registration::Registration(std::string router, v1::WorkerHello hello, LoadSource load,
                            const StatusBoard* board, const RegistrationTimes& times)
     : router_(std::move(router)),
-      hello_(std::move(hello)),
       load_(std::move(load)),
       board_(*board),
       times_(times),
       stub_(v1::WorkerRegistry::NewStub(grpc::CreateCustomChannel(
           router_, grpc::InsecureChannelCredentials(), PeerChannelArguments()))),
+      hello_(std::move(hello)),
       backoff_(times.backoff_first),
       thread_([this] { Run(); }) {}
 
 Registration::~Registration() {
   stopping_ = true;
   thread_.join();
+}
+
+void Registration::SetHello(v1::WorkerHello hello) {
+  MutexLock lock(&mutex_);
+  hello_ = std::move(hello);
+  ++hello_version_;
 }
 
 void Registration::Run() {
@@ -151,7 +157,8 @@ void Registration::Run() {
 
 void Registration::RunSession() {
   Session session(stub_.get());
-  Report(session, true, SteadyClock::now());
+  said_version_ = 0;
+  Report(session, SteadyClock::now());
   auto next_report = SteadyClock::now() + times_.report;
   while (!session.ended() && !stopping_) {
     board_.WaitForOtherState(reported_state_, std::min(next_report, SteadyClock::now() + kSlice));
@@ -159,15 +166,15 @@ void Registration::RunSession() {
       LogOnce("registered with router " + router_ + " (" + session.router_id() + ")");
       backoff_ = times_.backoff_first;
     }
-    if (board_.Get().state == reported_state_ && SteadyClock::now() < next_report) continue;
-    if (Report(session, false, SteadyClock::now() + kSlice)) {
+    if (!HasNews() && SteadyClock::now() < next_report) continue;
+    if (Report(session, SteadyClock::now() + kSlice)) {
       next_report = SteadyClock::now() + times_.report;
     }
   }
   registered_ = false;
   if (stopping_) {
     const auto deadline = SteadyClock::now() + times_.goodbye;
-    Report(session, false, deadline);
+    Report(session, deadline);
     session.SayGoodbye(deadline);
   } else if (const absl::Status refusal = session.refusal(); !refusal.ok()) {
     backoff_ = times_.refused;
@@ -178,13 +185,23 @@ void Registration::RunSession() {
   }
 }
 
-bool Registration::Report(Session& session, bool first, SteadyClock::time_point deadline) {
+bool Registration::HasNews() const {
+  return board_.Get().state != reported_state_ || hello_version_ != said_version_;
+}
+
+bool Registration::Report(Session& session, SteadyClock::time_point deadline) {
   const LoopState state = board_.Get().state;
   v1::WorkerReport report;
-  if (first) *report.mutable_hello() = hello_;
+  int version = said_version_;
+  {
+    MutexLock lock(&mutex_);
+    if (hello_version_ != said_version_) *report.mutable_hello() = hello_;
+    version = hello_version_;
+  }
   *report.mutable_load() = load_();
   if (!session.Send(std::move(report), deadline)) return false;
   reported_state_ = state;
+  said_version_ = version;
   return true;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "base/mutex.h"
 #include "proto/lodestone/v1/worker.grpc.pb.h"
 #include "worker/status_board.h"
 
@@ -32,29 +33,36 @@ class Registration {
   // Reports the last state, which should not be ready any more, and ends the stream.
   ~Registration();
 
+  // Says this hello from now on, at once and whenever the stream is opened again. Any thread.
+  void SetHello(v1::WorkerHello hello);
+
   bool registered() const { return registered_; }
 
  private:
   class Session;
   void Run();
   void RunSession();
-  // False if it could not leave before the deadline.
-  bool Report(Session& session, bool first, std::chrono::steady_clock::time_point deadline);
+  // With the hello unless this stream has said it. False if it could not leave before the deadline.
+  bool Report(Session& session, std::chrono::steady_clock::time_point deadline);
+  bool HasNews() const;
   // False if the end was requested meanwhile.
   bool WaitUnlessStopped(std::chrono::milliseconds time) const;
   void LogOnce(const std::string& text);
 
   const std::string router_;
-  const v1::WorkerHello hello_;
   const LoadSource load_;
   const StatusBoard& board_;
   const RegistrationTimes times_;
   const std::unique_ptr<v1::WorkerRegistry::Stub> stub_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> registered_{false};
+  Mutex mutex_;
+  v1::WorkerHello hello_ GUARDED_BY(mutex_);
+  std::atomic<int> hello_version_{1};  // of hello_
 
   // Own thread only.
   LoopState reported_state_ = LoopState::kLoading;
+  int said_version_ = 0;  // of the hello, on the present stream; 0: none
   std::chrono::milliseconds backoff_;
   std::string last_logged_;
   std::thread thread_;  // last: uses all of the above

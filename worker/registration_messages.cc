@@ -68,6 +68,13 @@ v1::WorkerHello MakeHello(v1::WorkerRole role, const InstanceId& instance,
   return hello;
 }
 
+v1::WorkerLoad MakeLoadingLoad(const WorkerStatus& status) {
+  v1::WorkerLoad load;
+  load.set_state(v1::WORKER_STATE_LOADING);
+  load.set_state_reason(status.reason);
+  return load;
+}
+
 v1::WorkerLoad MakeLoad(const WorkerStatus& status, const MemorySnapshot& memory,
                         const MemoryPlan& plan) {
   v1::WorkerLoad load;

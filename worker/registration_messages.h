@@ -17,6 +17,9 @@ v1::WorkerHello MakeHello(v1::WorkerRole role, const InstanceId& instance,
                           const std::string& address, const std::string& model_name,
                           const Engine& engine);
 
+// Of a worker whose model is not loaded yet.
+v1::WorkerLoad MakeLoadingLoad(const WorkerStatus& status);
+
 // The newest status, with the memory of this moment. `plan` says what a free page is worth.
 v1::WorkerLoad MakeLoad(const WorkerStatus& status, const MemorySnapshot& memory,
                         const MemoryPlan& plan);

@@ -1,8 +1,25 @@
 #include "worker/status_board.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace lodestone {
+namespace {
+
+std::string Seconds(std::chrono::nanoseconds time) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count()) + " s";
+}
+
+}  // namespace
+
+std::chrono::milliseconds HangLimitFor(int64_t step_tokens) {
+  return kLoopHangs * std::max<int64_t>(1, step_tokens / kHangStepTokens);
+}
+
+void StatusBoard::SetHangLimit(std::chrono::milliseconds limit) {
+  MutexLock lock(&mutex_);
+  hang_limit_ = limit;
+}
 
 std::string_view Name(LoopState state) {
   switch (state) {
@@ -24,9 +41,7 @@ WorkerStatus StatusBoard::Get() const {
   if (const auto hanging = HangingFor()) {
     status.state = LoopState::kUnhealthy;
     status.reason =
-        "the loop has not turned for " +
-        std::to_string(std::chrono::duration_cast<std::chrono::seconds>(*hanging).count()) +
-        " s, limit is " + std::to_string(kLoopHangs.count()) + " s";
+        "the loop has not turned for " + Seconds(*hanging) + ", limit is " + Seconds(hang_limit_);
   }
   return status;
 }
@@ -34,6 +49,7 @@ WorkerStatus StatusBoard::Get() const {
 void StatusBoard::Set(WorkerStatus status) {
   MutexLock lock(&mutex_);
   const LoopState before = State();
+  if (status.num_steps != status_.num_steps) last_step_ = clock_.Now();
   if (status.state != status_.state || before != status_.state) state_since_ = clock_.Now();
   status_ = std::move(status);
   last_set_ = clock_.Now();
@@ -42,7 +58,7 @@ void StatusBoard::Set(WorkerStatus status) {
 
 std::pair<LoopState, std::chrono::nanoseconds> StatusBoard::StateAndAge() const {
   MutexLock lock(&mutex_);
-  if (const auto hanging = HangingFor()) return {LoopState::kUnhealthy, *hanging - kLoopHangs};
+  if (const auto hanging = HangingFor()) return {LoopState::kUnhealthy, *hanging - hang_limit_};
   return {status_.state, clock_.Now() - state_since_};
 }
 
@@ -52,10 +68,16 @@ void StatusBoard::WaitForOtherState(LoopState known, TimePoint deadline) const {
                            [&]() REQUIRES(mutex_) { return State() != known; });
 }
 
+std::optional<std::chrono::nanoseconds> StatusBoard::SinceLastStep() const {
+  MutexLock lock(&mutex_);
+  if (!last_step_) return std::nullopt;
+  return clock_.Now() - *last_step_;
+}
+
 std::optional<std::chrono::nanoseconds> StatusBoard::HangingFor() const {
-  if (!last_set_) return std::nullopt;
+  if (!last_set_ || status_.state == LoopState::kLoading) return std::nullopt;
   const std::chrono::nanoseconds age = clock_.Now() - *last_set_;
-  if (age <= kLoopHangs) return std::nullopt;
+  if (age <= hang_limit_) return std::nullopt;
   return age;
 }
 

@@ -29,12 +29,18 @@ struct WorkerStatus {
   int64_t waiting_prealloc = 0;   // decode: leases without a row yet
   int64_t inflight_handoffs = 0;  // prefill: computed, not yet adopted
   int64_t live_leases = 0;
+  int64_t num_steps = 0;  // of the engine, since the start
   std::vector<std::string> linked_instances = {};
   std::vector<std::string> refused_links = {};
 };
 
-// A loop that sets no status for so long hangs. One step of a large model on a CPU takes seconds.
-inline constexpr std::chrono::seconds kLoopHangs{10};
+// A loop that sets no status for so long hangs: a router is to hear of it within 5 s. One step of
+// `kHangStepTokens` tokens must be done in that time; a worker of longer steps gets more of it.
+inline constexpr std::chrono::milliseconds kLoopHangs{4'000};
+inline constexpr int64_t kHangStepTokens = 512;
+
+// kLoopHangs for each kHangStepTokens of a step.
+std::chrono::milliseconds HangLimitFor(int64_t step_tokens);
 
 // The newest status. The loop writes, other threads read. Thread-safe.
 class StatusBoard {
@@ -42,7 +48,8 @@ class StatusBoard {
   explicit StatusBoard(const Clock* clock = RealClock())
       : clock_(*clock), state_since_(clock->Now()) {}
 
-  // Unhealthy if the loop hangs.
+  void SetHangLimit(std::chrono::milliseconds limit);  // kLoopHangs at first
+  // Unhealthy if the loop hangs. Loading may take as long as it takes.
   WorkerStatus Get() const;
   void Set(WorkerStatus status);
   // The state and for how long it has been that.
@@ -50,6 +57,8 @@ class StatusBoard {
   // Returns when the state is not `known` any more, or at the deadline. It may see the begin and
   // the end of a hang as late as that.
   void WaitForOtherState(LoopState known, TimePoint deadline) const;
+  // Since the last change of num_steps; nullopt before the first one.
+  std::optional<std::chrono::nanoseconds> SinceLastStep() const;
 
  private:
   // How long ago the loop set its status, if it hangs.
@@ -59,9 +68,11 @@ class StatusBoard {
   const Clock& clock_;
   mutable Mutex mutex_;
   mutable CondVar state_changed_;
+  std::chrono::milliseconds hang_limit_ GUARDED_BY(mutex_) = kLoopHangs;
   WorkerStatus status_ GUARDED_BY(mutex_);
   TimePoint state_since_ GUARDED_BY(mutex_);  // of status_.state
   std::optional<TimePoint> last_set_ GUARDED_BY(mutex_);  // none: the loop has not begun
+  std::optional<TimePoint> last_step_ GUARDED_BY(mutex_);
 };
 
 }  // namespace lodestone

@@ -1,5 +1,6 @@
 #include "worker/worker_config.h"
 
+#include <charconv>
 #include <cinttypes>
 #include <cstdio>
 #include <optional>
@@ -24,6 +25,21 @@ std::string Hex(uint64_t value) {
 }
 
 }  // namespace
+
+absl::Status CheckRouterAddress(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  const std::string host = address.substr(0, colon);
+  const std::string port = colon == address.npos ? "" : address.substr(colon + 1);
+  int number = 0;
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  const bool is_number = error == std::errc() && end == port.data() + port.size() && !port.empty();
+  const bool bare_v6 = host.find(':') != host.npos && !(host.front() == '[' && host.back() == ']');
+  if (is_number && number >= 1 && number <= 65535 && !host.empty() && !bare_v6) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("--router is \"" + address +
+                                    "\", expected HOST:PORT with a port of 1 to 65535");
+}
 
 absl::StatusOr<EngineOptions> ToEngineOptions(const WorkerConfig& config,
                                               int64_t max_batch_tokens) {

@@ -68,6 +68,9 @@ struct WorkerConfig {
   }
 };
 
+// HOST:PORT, [HOST]:PORT for IPv6, with a port of 1 to 65535. INVALID_ARGUMENT with the text.
+absl::Status CheckRouterAddress(const std::string& address);
+
 // The engine's options. `max_batch_tokens` is the role's. The tokenizer of the checkpoint folder is
 // read for its fingerprint. INVALID_ARGUMENT naming the flag and its value, or the file of the
 // checkpoint folder that does not fit.

@@ -60,6 +60,42 @@ TEST(WorkerHostTest, AdminShowsTheLedgerAsItIs) {
   EXPECT_EQ(capacity, host->engine().plan().capacity.total());
 }
 
+TEST(WorkerHostTest, AnOperatorsDrainIsPassedOn) {
+  const auto host = MakeHost(v1::WORKER_ROLE_DECODE, SmallConfig()).value();
+  ASSERT_TRUE(host->Serve(0, {}).ok());
+  host->board().Set({.state = LoopState::kReady, .live_leases = 3, .num_steps = 7});
+  const auto stub = v1::AdminService::NewStub(
+      grpc::CreateChannel("127.0.0.1:" + std::to_string(host->grpc_port()),
+                          grpc::InsecureChannelCredentials()));
+  EXPECT_FALSE(host->drain().requested());
+  v1::DrainRequest request;
+  v1::DrainReply reply;
+  request.set_timeout_ms(-1);
+  grpc::ClientContext refused;
+  EXPECT_EQ(stub->Drain(&refused, request, &reply).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_FALSE(host->drain().requested());
+  request.set_timeout_ms(1500);
+  grpc::ClientContext context;
+  ASSERT_TRUE(stub->Drain(&context, request, &reply).ok());
+  EXPECT_EQ(reply.instance_id(), host->instance().ToString());
+  EXPECT_EQ(reply.role(), v1::WORKER_ROLE_DECODE);
+  EXPECT_EQ(reply.live_requests(), 3);
+  EXPECT_TRUE(host->drain().requested());
+  EXPECT_EQ(host->drain().TimeoutOr(std::chrono::seconds(120)), std::chrono::milliseconds(1500));
+  EXPECT_EQ(GetStatus(host->grpc_port()).num_steps(), 7);
+}
+
+TEST(WorkerHostTest, ARouterWithoutAPortIsRefusedBeforeTheModelIsLoaded) {
+  WorkerConfig config = SmallConfig();
+  const EngineOptions options = ToEngineOptions(config, 64).value();
+  config.model = "/nowhere";
+  config.routers = {"localhost"};
+  const auto host = WorkerHost::Create(v1::WORKER_ROLE_DECODE, config, options, 0);
+  EXPECT_EQ(host.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(host.status().message()), HasSubstr("--router is \"localhost\""));
+}
+
 TEST(WorkerHostTest, MetricsShowTheLedgerAndTheQueues) {
   const auto host = MakeHost(v1::WORKER_ROLE_PREFILL, SmallConfig()).value();
   ASSERT_TRUE(host->engine().cache().ledger().Reserve(LeaseId(7), ReservationFor(300)).ok());

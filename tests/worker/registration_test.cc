@@ -138,6 +138,35 @@ TEST_F(RegistrationTest, SaysHelloAndThenReportsItsLoad) {
   EXPECT_THAT(router_.reports(), Each(testing::Property(&v1::WorkerReport::has_load, true)));
 }
 
+TEST_F(RegistrationTest, SaysANewHelloAtOnceOnTheSameStream) {
+  Register({.report = kLong});
+  ASSERT_TRUE(router_.WaitForReports(1));
+  v1::WorkerHello hello;
+  hello.set_instance_id("instance");
+  hello.set_address("127.0.0.1:1234");
+  registration_->SetHello(hello);
+  ASSERT_TRUE(router_.WaitForReports(2));
+  EXPECT_EQ(router_.reports().back().hello().address(), "127.0.0.1:1234");
+}
+
+TEST_F(RegistrationTest, SaysTheNewHelloFirstWhenTheStreamBreaks) {
+  Register({.report = milliseconds(10), .backoff_first = milliseconds(1)});
+  ASSERT_TRUE(router_.WaitForReports(1));
+  v1::WorkerHello hello;
+  hello.set_address("127.0.0.1:1234");
+  registration_->SetHello(hello);
+  ASSERT_TRUE(router_.WaitForReports(3));
+  router_.BreakNext();
+  ASSERT_TRUE(router_.WaitForStreams(2));
+  const size_t count = router_.reports().size();
+  ASSERT_TRUE(router_.WaitForReports(count + 2));
+  int num_hellos = 0;
+  for (const v1::WorkerReport& report : router_.reports()) {
+    if (report.has_hello() && report.hello().address() == "127.0.0.1:1234") ++num_hellos;
+  }
+  EXPECT_EQ(num_hellos, 2);
+}
+
 TEST_F(RegistrationTest, ReportsAChangeOfStateAtOnce) {
   Register({.report = kLong});
   ASSERT_TRUE(router_.WaitForReports(1));

@@ -21,14 +21,38 @@ TEST_F(StatusBoardTest, ALoopThatDoesNotTurnIsUnhealthyUntilItTurnsAgain) {
   EXPECT_EQ(board_.Get().state, LoopState::kReady);
   clock_.Advance(milliseconds(2500));
   EXPECT_EQ(board_.Get().state, LoopState::kUnhealthy);
-  EXPECT_THAT(board_.Get().reason, HasSubstr("has not turned for 12 s"));
+  EXPECT_THAT(board_.Get().reason, HasSubstr("has not turned for 6 s, limit is 4 s"));
   EXPECT_EQ(board_.Get().running_requests, 3);
   board_.Set({.state = LoopState::kReady});
   EXPECT_EQ(board_.Get().state, LoopState::kReady);
   EXPECT_EQ(board_.Get().reason, "");
 }
 
+// So that a router that asks every half second hears of it within 5 s.
+TEST_F(StatusBoardTest, AHangIsNoticedIn4sForEach512TokensOfAStep) {
+  EXPECT_EQ(HangLimitFor(16), milliseconds(4'000));
+  EXPECT_EQ(HangLimitFor(512), milliseconds(4'000));
+  EXPECT_EQ(HangLimitFor(10'500), milliseconds(80'000));
+  board_.SetHangLimit(HangLimitFor(2048));
+  board_.Set({.state = LoopState::kReady});
+  clock_.Advance(milliseconds(16'000));
+  EXPECT_EQ(board_.Get().state, LoopState::kReady);
+  clock_.Advance(milliseconds(1));
+  EXPECT_EQ(board_.Get().state, LoopState::kUnhealthy);
+}
+
+TEST_F(StatusBoardTest, TheAgeOfTheLastStepIsKnown) {
+  EXPECT_EQ(board_.SinceLastStep(), std::nullopt);
+  board_.Set({.state = LoopState::kReady, .num_steps = 1});
+  clock_.Advance(milliseconds(300));
+  board_.Set({.state = LoopState::kReady, .num_steps = 1});
+  EXPECT_EQ(board_.SinceLastStep(), milliseconds(300));
+  board_.Set({.state = LoopState::kReady, .num_steps = 2});
+  EXPECT_EQ(board_.SinceLastStep(), milliseconds(0));
+}
+
 TEST_F(StatusBoardTest, LoadingMayTakeAsLongAsItTakes) {
+  board_.Set({.state = LoopState::kLoading, .reason = "half of it"});
   clock_.Advance(std::chrono::hours(1));
   EXPECT_EQ(board_.Get().state, LoopState::kLoading);
 }

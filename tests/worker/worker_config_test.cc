@@ -74,5 +74,17 @@ TEST(WorkerConfigTest, AMissingModelIsNamed) {
   EXPECT_THAT(Refusal(config), HasSubstr("/nonexistent/tokenizer.json"));
 }
 
+TEST(WorkerConfigTest, ARouterIsAHostAndAPort) {
+  for (const char* good : {"127.0.0.1:8081", "localhost:1", "[::1]:65535", "router.svc.local:8081"}) {
+    EXPECT_TRUE(CheckRouterAddress(good).ok()) << good;
+  }
+  for (const char* bad : {"", "localhost", "localhost:", ":8081", "localhost:0", "localhost:65536",
+                          "localhost:80x", "::1", "localhost:-1", "http://localhost"}) {
+    const absl::Status status = CheckRouterAddress(bad);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("\"" + std::string(bad) + "\""));
+  }
+}
+
 }  // namespace
 }  // namespace lodestone

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace lodestone {
+
+// An operator's wish that this worker drains (AdminService.Drain); SIGTERM is the other way to ask.
+// Thread-safe.
+class DrainSignal {
+ public:
+  // `timeout` 0: the worker's own. The first one counts.
+  void Request(std::chrono::milliseconds timeout) {
+    if (requested_) return;
+    timeout_ms_ = timeout.count();
+    requested_ = true;
+  }
+  bool requested() const { return requested_; }
+  // The wished timeout, or `otherwise` if there is none.
+  std::chrono::milliseconds TimeoutOr(std::chrono::milliseconds otherwise) const {
+    const int64_t wished = timeout_ms_;
+    return wished > 0 ? std::chrono::milliseconds(wished) : otherwise;
+  }
+
+ private:
+  std::atomic<bool> requested_{false};
+  std::atomic<int64_t> timeout_ms_{0};
+};
+
+}  // namespace lodestone
