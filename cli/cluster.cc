@@ -71,8 +71,8 @@ std::optional<ClusterPorts> ParseListening(std::string_view text) {
   return ports;
 }
 
-Cluster::Cluster(ClusterOptions options, Report note, Report update)
-    : options_(std::move(options)), note_(std::move(note)), update_(std::move(update)) {}
+Cluster::Cluster(FileLock lock, ClusterOptions options, Report note, Report update)
+    : lock_(std::move(lock)), options_(std::move(options)), note_(std::move(note)), update_(std::move(update)) {}
 
 Cluster::~Cluster() { Stop(); }
 
@@ -84,8 +84,9 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(ClusterOptions options, 
     return absl::UnavailableError("cannot make the run folder " + options.run_dir + ": " +
                                   error.message());
   }
+  ASSIGN_OR_RETURN(FileLock lock, FileLock::Take(options.run_dir + "/up.pid"));
   std::unique_ptr<Cluster> cluster(
-      new Cluster(std::move(options), std::move(note), std::move(update)));
+      new Cluster(std::move(lock), std::move(options), std::move(note), std::move(update)));
   RETURN_IF_ERROR(cluster->StartRouter());
   const ClusterOptions& made = cluster->options_;
   cluster->AddWorkers("prefill", made.num_prefill, made.prefill_flags);
@@ -218,16 +219,20 @@ absl::Status Cluster::Supervise() {
 }
 
 absl::Status Cluster::OnDeath(Member& member, const std::string& exit) {
-  const bool short_life = steady_clock::now() - member.started_at < kShortLife;
+  const bool drained = exit == "exit code 0" && member.name != "router";
+  const bool short_life = !drained && steady_clock::now() - member.started_at < kShortLife;
   member.short_lives = short_life ? member.short_lives + 1 : 0;
-  note_(member.name + " (pid " + std::to_string(member.process->pid()) + ") ended with " + exit +
-        "; its log " + member.log_path + " ends:\n" + LastLines(member.log_path, 5));
+  note_(member.name + " (pid " + std::to_string(member.process->pid()) + ") " +
+        (drained ? "was drained and left"
+                 : "ended with " + exit + "; its log " + member.log_path + " ends:\n" +
+                       LastLines(member.log_path, 5)));
   if (!options_.restart) return absl::UnavailableError(member.name + " ended with " + exit);
   if (member.short_lives >= kMaxShortLives) {
     return absl::UnavailableError(member.name + " died " + std::to_string(member.short_lives) +
                                   " times within 5 s of its start; the last time with " + exit);
   }
-  member.started_at = steady_clock::now() + options_.restart_after;  // when it is due
+  member.started_at = steady_clock::now();  // when it is due
+  if (!drained) member.started_at += options_.restart_after;
   member.ports.reset();
   // The router's place does not change; who asks for it between two lives still gets it.
   if (member.name == "router") {

@@ -12,6 +12,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "cli/file_lock.h"
 #include "cli/process.h"
 
 namespace lodestone {
@@ -66,6 +67,7 @@ class Cluster {
   // Starts the processes and returns at once after the router listens; WaitUntilReady does the
   // rest. `note` gets the events, `update` the running state. UNAVAILABLE, with the last lines of
   // the log, if the router does not come up; other members are reported by Supervise.
+  // FAILED_PRECONDITION, with the owner's pid, if another cluster uses the run folder.
   static absl::StatusOr<std::unique_ptr<Cluster>> Start(ClusterOptions options, Report note,
                                                         Report update);
   ~Cluster();
@@ -74,7 +76,8 @@ class Cluster {
   // missing). UNAVAILABLE if a process dies before that: a bad flag would only die again.
   absl::Status WaitUntilReady(const std::function<bool()>& cancelled);
 
-  // Call every 100 ms or so: sees deaths, reports them, starts again what died after the delay.
+  // Call every 100 ms or so: sees deaths, reports them, starts again what died after the delay, and
+  // at once what was drained (exit code 0).
   // UNAVAILABLE if a process died and must not or cannot be started again.
   absl::Status Supervise();
 
@@ -87,7 +90,7 @@ class Cluster {
   std::string grpc_address() const { return "127.0.0.1:" + std::to_string(router_ports().grpc); }
 
  private:
-  Cluster(ClusterOptions options, Report note, Report update);
+  Cluster(FileLock lock, ClusterOptions options, Report note, Report update);
   absl::Status StartRouter();
   void AddWorkers(std::string_view role, int count, const std::vector<std::string>& flags);
   absl::Status Launch(Member& member);
@@ -98,6 +101,7 @@ class Cluster {
   void WriteDescription() const;
   std::string PathOf(const std::string& name) const { return options_.run_dir + "/" + name; }
 
+  FileLock lock_;  // of the run folder, as long as this lives
   const ClusterOptions options_;
   const Report note_;
   const Report update_;

@@ -5,8 +5,10 @@
 #include "base/build_info.h"
 #include "cli/ask.h"
 #include "cli/convert.h"
+#include "cli/drain.h"
 #include "cli/inspect.h"
 #include "cli/plan.h"
+#include "cli/status.h"
 #include "cli/sweep.h"
 #include "cli/synthesize.h"
 #include "cli/up.h"
@@ -26,6 +28,8 @@ constexpr Command kCommands[] = {
     {"ask", "one question, the answer streamed", RunAsk},
     {"sweep", "does the server find a needle at every length and depth?", RunSweep},
     {"verify", "does the cluster answer as one process does, bit for bit?", RunVerify},
+    {"status", "a router and its workers: state, memory, queues", RunStatus},
+    {"drain", "take workers out of service, or restart all, without a failed request", RunDrain},
     {"plan", "what fits into a worker's memory, by index-key format", RunPlan},
     {"inspect", "check a checkpoint and show what is in it", RunInspect},
     {"convert", "write a checkpoint with FP8 or FP4 weights, or with BF16 ones", RunConvert},

@@ -43,6 +43,7 @@ RunningMember MemberOf(const boost::json::object& entry) {
   return {.name = entry.at("name").as_string().c_str(),
           .pid = static_cast<pid_t>(entry.at("pid").as_int64()),
           .grpc_address = "127.0.0.1:" + std::to_string(entry.at("grpc").as_int64()),
+          .metrics_port = static_cast<int>(entry.at("metrics").as_int64()),
           .log_path = entry.at("log").as_string().c_str()};
 }
 

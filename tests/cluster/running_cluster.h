@@ -21,6 +21,7 @@ struct RunningMember {
   std::string name;
   pid_t pid = 0;
   std::string grpc_address;
+  int metrics_port = 0;
   std::string log_path;
 };
 
@@ -36,6 +37,8 @@ class RunningCluster {
   ~RunningCluster();
 
   const std::string& url() const { return url_; }
+  const std::string& run_dir() const { return run_dir_; }
+  pid_t pid() const { return process_.pid(); }  // of `lodestone up`
   std::string router_address() const { return Find("router").grpc_address; }
   std::vector<RunningMember> Members() const;  // read anew
   RunningMember Find(const std::string& name) const;
