@@ -51,8 +51,8 @@ struct SweepConfig {
     visit(repeats, "repeats", "questions per length and depth, each with its own needle",
           "Needles");
     visit(residues, "residues",
-          "asks once at each of 128 lengths in a row around this one, to the token (--tokenizer), "
-          "the depths in turn: every residue mod 4 and mod 128; 0 = no",
+          "asks at each of 128 lengths in a row around this one, to the token, the depths in turn: "
+          "every residue mod 4 and mod 128; 0 = off",
           "Needles");
     visit(preset, "preset",
           "needle: five lengths at depth 0.05; window: around the 128-token window", "Needles",

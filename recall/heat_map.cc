@@ -57,11 +57,10 @@ std::string FillOf(const GridCell& cell) {
   return ShareFill(static_cast<double>(cell.found) / cell.asked());
 }
 
-// White on dark fills, else ink.
+// White on blue, else ink: contrasts of 5 to 1 and more.
 std::string InkOn(const GridCell& cell) {
-  const double share = cell.asked() == 0 ? 0.5 : static_cast<double>(cell.found) / cell.asked();
-  const bool dark = cell.failed > 0 || share < 0.25 || share > 0.75;
-  return dark ? "#ffffff" : std::string(kInk);
+  const bool blue = cell.failed == 0 && cell.asked() > 0 && 4 * cell.found > 3 * cell.asked();
+  return blue ? "#ffffff" : std::string(kInk);
 }
 
 int TextWidth(std::string_view text) {
@@ -92,16 +91,27 @@ struct Panel {
 Panel PanelOf(const SweepTable& table) {
   Panel panel{.table = &table,
               .grid = GridOf(table),
-              .cell_width = 64,
+              .cell_width = 56,
               .cell_height = 34,
               .label_width = 0};
+  int label_width = 0;
+  for (const std::string& row : panel.grid.rows) {
+    label_width = std::max(label_width, TextWidth(row));
+  }
+  // The name of the rows stands upright to the left of their labels.
+  panel.label_width = label_width + 32;
   if (panel.grid.columns.size() > static_cast<size_t>(kMostWideColumns)) {
     panel.cell_width = panel.cell_height = 24;
+    return panel;
   }
-  size_t longest = 0;
-  for (const std::string& row : panel.grid.rows) longest = std::max(longest, row.size());
-  // The name of the rows stands upright to the left of their labels.
-  panel.label_width = static_cast<int>(std::ceil(kCharWidth * static_cast<double>(longest))) + 32;
+  for (const std::vector<GridCell>& row : panel.grid.cells) {
+    for (const GridCell& cell : row) {
+      panel.cell_width = std::max(panel.cell_width, TextWidth(cell.Text()) + 8);
+    }
+  }
+  for (const std::string& column : panel.grid.columns) {
+    panel.cell_width = std::max(panel.cell_width, TextWidth(column) + 8);
+  }
   return panel;
 }
 
@@ -272,7 +282,7 @@ class Drawing {
     const int baseline = top + kLegendSwatch - 4;
     int x = kMargin;
     Text(x, baseline, "needles found:", "start");
-    x += 92;
+    x += 100;
     constexpr std::array kShares = {1.0, 0.75, 0.5, 0.25, 0.0};
     for (const double share : kShares) {
       x = DrawSwatch(x, top, ShareFill(share), absl::StrCat(static_cast<int>(100 * share), " %"));

@@ -182,6 +182,23 @@ TEST(HeatMapTest, EverythingLiesInsideThePicture) {
   }
 }
 
+TEST(HeatMapTest, ThePictureInTheReadmeIsSuchAMap) {
+  std::ifstream file(LODESTONE_SOURCE_DIR "/docs/images/recall.svg");
+  std::ostringstream svg;
+  svg << file.rdbuf();
+  const XmlElement root = Parse(svg.str());
+  std::map<std::string, int> found;  // by panel
+  for (const XmlElement* cell : root.Find("g", "cell")) {
+    found[cell->attributes.at("data-panel")] += std::stoi(cell->attributes.at("data-found"));
+  }
+  ASSERT_EQ(found.size(), 6u);
+  for (const char* panel : {"bf16", "fp8", "fp4", "bf16, synthetic stress"}) {
+    EXPECT_EQ(found[panel], 25) << panel;
+  }
+  EXPECT_LT(found["fp8, synthetic stress"], 25);
+  EXPECT_LT(found["fp4, synthetic stress"], found["fp8, synthetic stress"]);
+}
+
 // The reader is strict, else the tests above would show nothing.
 TEST(XmlReaderTest, RefusesWhatIsNotWellFormed) {
   for (const char* bad : {"", "<a>", "<a></b>", "<a/><b/>", "<a>&</a>", "<a>&nbsp;</a>", "<a x=1/>",
