@@ -108,7 +108,8 @@ RequestFlow::RequestFlow(asio::io_context& loop, FlowSettings settings, WorkerRe
       registry_(registry),
       admission_(admission),
       metrics_(metrics),
-      replay_budget_(settings.replay_budget) {}
+      replay_budget_(settings.replay_budget),
+      budget_filled_at_(RealClock()->Now()) {}
 
 Task<ApiOr<Outcome>> RequestFlow::Run(const Request& request, TokenSink& sink,
                                       CancelSource& client) {
@@ -375,14 +376,25 @@ bool RequestFlow::MayReplay(Life& life, const absl::Status& status) {
   if (!busy && ++life.attempts_without_progress >= settings_.max_attempts_without_progress) {
     return false;
   }
-  if (!busy && replay_budget_ < 1) return false;
-  if (!busy) replay_budget_ -= 1;
+  if (!busy && !TakeReplay(now)) return false;
   life.replay_deadline = now + settings_.replay_wait;
   ++life.attempt;
   metrics_->Replayed(busy ? "busy" : life.phase);
   LOG(INFO) << Field("request_id", life.request.id) << "attempt " << life.attempt - 1
             << " ended in " << life.phase << ": " << status.ToString()
             << "; running it again after " << life.delivered.size() << " tokens";
+  return true;
+}
+
+// One replay out of the budget; false if it is used up. Workers that die again and again cost each
+// stream a replay, so it fills with time, too.
+bool RequestFlow::TakeReplay(TimePoint now) {
+  const std::chrono::duration<double> passed = now - budget_filled_at_;
+  budget_filled_at_ = now;
+  replay_budget_ = std::min(settings_.replay_budget,
+                            replay_budget_ + settings_.replay_budget_per_second * passed.count());
+  if (replay_budget_ < 1) return false;
+  replay_budget_ -= 1;
   return true;
 }
 

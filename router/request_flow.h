@@ -36,7 +36,8 @@ struct FlowSettings {
   std::chrono::milliseconds handoff_timeout{15'000};  // from prefill's answer to the second token
   std::chrono::milliseconds reserve_timeout{2'000};
   double replay_budget = 512;              // replays that may happen at once...
-  double replay_budget_per_request = 0.1;  // ...and what each request that ends well adds to it
+  double replay_budget_per_request = 0.1;  // ...and what each request that ends well adds to it...
+  double replay_budget_per_second = 50;    // ...and each second
 };
 
 // The life of a request: place, reserve, prefill, stream; again on other workers when one dies.
@@ -62,6 +63,7 @@ class RequestFlow {
   bool MayReplay(Life& life, const absl::Status& status);
   void BlameForHandOff(Life& life, const LeaseTokens& tokens, const absl::Status& status);
   void NoteFailure(Worker& worker, const absl::Status& status);
+  bool TakeReplay(TimePoint now);
 
   asio::io_context& loop_;
   const FlowSettings settings_;
@@ -69,6 +71,7 @@ class RequestFlow {
   Admission* const admission_;
   RouterMetrics* const metrics_;
   double replay_budget_;
+  TimePoint budget_filled_at_;
 };
 
 }  // namespace lodestone
