@@ -107,7 +107,7 @@ class Model:
     def run(self, named, tokens, select):
         """Streams of all positions, collapsed and normed: [B, T, D]. `select`: attend to the top-k
         entries only, as in use; else to all. Also what the losses need: for each ratio-4 layer a
-        dict of its queries and keys, and for each score-routed layer the load f32 [E]."""
+        dict of its queries, keys and output, and for each score-routed layer the load f32 [E]."""
         config = self.config
         # A product with the one-hot rows: its gradient is a plain matrix product.
         onehot = (tokens[..., None] == torch.arange(config.vocab, device=tokens.device))
@@ -191,7 +191,10 @@ class Model:
         out = out.view(rows * tokens, c.o_groups, -1).transpose(0, 1)
         wo_a = named[prefix + "wo_a.weight"].view(c.o_groups, c.o_rank, -1)
         out = torch.bmm(out, wo_a.transpose(1, 2)).transpose(0, 1).reshape(rows, tokens, -1)
-        return out @ named[prefix + "wo_b.weight"].t()
+        out = out @ named[prefix + "wo_b.weight"].t()
+        if ratio == 4:
+            indexed[-1]["out"] = out
+        return out
 
     def _visible(self, tokens, ratio):
         """[1, T, N] of bool: the entries that are complete at each position."""

@@ -4,6 +4,7 @@ import torch
 
 import needles
 from losses import all_losses
+from needles import CODE_SLOTS
 
 PLAIN_STEPS = 2  # before the capture: they warm up the libraries and the allocator
 
@@ -46,7 +47,7 @@ class Step:
         grad, = torch.autograd.grad(loss, [self.weights.vector])
         norm = self.optimizer.update(grad, self.hyper)
         self.optimizer.even_out(loads)
-        return torch.cat([shown[:6], norm[None], shown[6:]])
+        return torch.cat([shown[:-CODE_SLOTS], norm[None], shown[-CODE_SLOTS:]])
 
     def _run_plain(self):
         """As the rules for later capture want it: on a stream of its own."""

@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,8 +22,9 @@ from step import Step
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRESS_S = 5.0
-RESERVE_S = 40.0        # of the time limit, for evaluation and files
-PLATEAU_STEPS = 1000    # a code slot not learned by then is not going to be
+RESERVE_S = 20.0        # of the time limit, for evaluation and files
+LEARNED_ACCURACY = 0.95   # of the worst code slot
+PLATEAU_STEPS = 600     # a code slot not learned by then is not going to be
 PLATEAU_ACCURACY = 0.5
 RESTART_SHARE = 0.6     # of the first plan's time must be left for a restart to be worth it
 
@@ -37,17 +38,18 @@ class Phase:
     last_rate: float
     warm_up: int
     loss: LossWeights
+    until_learned: bool = False   # half to twice the seconds, until all code slots are learned
 
 
 PHASES = (
     Phase(70, ((1.0, RowSpec(512, 48, 10, 0.15, 5)),), False, 2e-3, 2e-3, 150,
-          LossWeights(1, 0.5, 1, 0.2, 0.1)),
+          LossWeights(1, 0.5, 1, 0.2, 0.1, 0.5, hold_back=True), until_learned=True),
     Phase(70, ((1.0, RowSpec(2048, 16, 40, 0.25, 5)),), False, 2e-3, 1.5e-3, 30,
-          LossWeights(1, 0.5, 1, 0.2, 0.1)),
+          LossWeights(1, 0.5, 1, 0.2, 0.1, 0.2)),
     Phase(110, ((0.8, RowSpec(4096, 8, 80, 0.3, 5)), (0.2, RowSpec(768, 32, 16, 0.2, 2))), True,
-          1.5e-3, 1e-3, 30, LossWeights(1, 0.3, 1, 0.2, 0.05)),
+          1.5e-3, 1e-3, 30, LossWeights(1, 0.3, 1, 0.2, 0.05, 0.1)),
     Phase(190, ((0.8, RowSpec(12288, 2, 200, 0.3, 5)), (0.2, RowSpec(1024, 24, 24, 0.2, 2))), True,
-          1e-3, 2e-5, 30, LossWeights(1, 0.1, 1, 0.2, 0.05)),
+          1e-3, 2e-5, 30, LossWeights(1, 0.1, 1, 0.2, 0.05, 0)),
 )
 
 
@@ -66,6 +68,7 @@ class Trainer:
         self.rng = random.Random(seed)
         self.may_restart = may_restart
         self.steps = 0
+        self.learned = False
         self._queued = []   # row kinds of the batches that were requested
         self._events = []   # of the steps the device has not finished
 
@@ -76,10 +79,10 @@ class Trainer:
                  for _, spec in phase.rows]
         start = shown = time.monotonic()
         sums, count, done = None, 0, 0
-        while (elapsed := time.monotonic() - start) < seconds:
+        while not self._is_over(phase, elapsed := time.monotonic() - start, seconds):
             while self.feeder.waiting < WORKERS:
                 self._request(phase)
-            share = elapsed / seconds
+            share = min(elapsed / seconds, 1.0)
             rate = phase.first_rate + (phase.last_rate - phase.first_rate) * share
             rate *= min(1.0, (done + 1) / phase.warm_up)
             step = steps[self._queued.pop(0)]
@@ -99,6 +102,11 @@ class Trainer:
             now = time.monotonic()
             self._show(number, now - start, 1000 * (now - shown) / count, rate,
                        (sums / count).tolist())
+
+    def _is_over(self, phase, elapsed, seconds):
+        if not phase.until_learned:
+            return elapsed >= seconds
+        return elapsed >= 2 * seconds or self.learned and elapsed >= seconds / 2
 
     def _request(self, phase):
         draw, kind = self.rng.random(), 0
@@ -121,26 +129,32 @@ class Trainer:
     def _show(self, number, elapsed, step_ms, rate, mean):
         values = dict(zip(METRICS, mean))
         slots = " ".join(f"{100 * values[f'slot{i}']:.0f}" for i in range(CODE_SLOTS))
-        losses = " ".join(f"{name} {values[name]:.3f}" for name in METRICS[1:7])
+        losses = " ".join(f"{name} {values[name]:.3f}" for name in METRICS[1:-CODE_SLOTS])
         print(f"phase {number} {elapsed:5.0f} s  step {self.steps:5} ({step_ms:.0f} ms, rate "
               f"{rate:.1e})  {losses}  slots % {slots}", flush=True)
 
     def _check_plateau(self, mean):
         slots = mean[-CODE_SLOTS:]
+        self.learned = min(slots) >= LEARNED_ACCURACY
         if self.steps >= PLATEAU_STEPS and min(slots) < PLATEAU_ACCURACY and self.may_restart():
             raise Plateau(f"slot {slots.index(min(slots))} is right in {100 * min(slots):.0f} % "
                           f"after {self.steps} steps")
 
 
+def planned_phases(args):
+    if not args.no_hold_back:
+        return PHASES
+    return tuple(replace(phase, loss=replace(phase.loss, hold_back=False)) for phase in PHASES)
+
+
 def train(args, model, specs, feeder, deadline):
-    """Trained weights. Phases share the time that is left in the proportions of PHASES."""
-    whole = sum(phase.seconds for phase in PHASES)
+    """Trained weights. The phases still to come share the time that is left in the proportions of
+    PHASES."""
+    phases = planned_phases(args)
     first_left = deadline - time.monotonic()
     seed = args.seed
     while True:
-        left = deadline - time.monotonic()
-        seconds = [args.smoke or phase.seconds / whole * max(left, 4.0) for phase in PHASES]
-        print(f"seed {seed}: {sum(seconds):.0f} s of training", flush=True)
+        print(f"seed {seed}: {deadline - time.monotonic():.0f} s of training", flush=True)
         weights = Weights(specs, initial_tensors(model.config, seed), model.device, model.dtype)
 
         def may_restart():
@@ -149,8 +163,10 @@ def train(args, model, specs, feeder, deadline):
 
         trainer = Trainer(model, weights, feeder, seed, may_restart)
         try:
-            for number, phase in enumerate(PHASES):
-                trainer.run_phase(number, phase, seconds[number])
+            for number, phase in enumerate(phases):
+                share = phase.seconds / sum(later.seconds for later in phases[number:])
+                seconds = share * max(deadline - time.monotonic(), 4.0)
+                trainer.run_phase(number, phase, args.smoke or seconds)
             return weights
         except Plateau as plateau:
             print(f"starting again: {plateau}", flush=True)
@@ -187,6 +203,8 @@ def parse_args():
     parser.add_argument("--out", help="folder for the trained model")
     parser.add_argument("--minutes", type=float, default=9.0, help="time limit of everything")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-hold-back", action="store_true",
+                        help="in phase 0, count words that are not known yet as all answers")
     parser.add_argument("--check", metavar="DIR", help="evaluate this model, train nothing")
     parser.add_argument("--smoke", type=float, default=0, metavar="SECONDS",
                         help="run each phase this long: a test of the code, not of the result")
