@@ -6,6 +6,7 @@
 #include <random>
 
 #include "base/config.h"
+#include "tests/cluster/reconcile.h"
 #include "tests/cluster/running_cluster.h"
 #include "tests/cluster/streams.h"
 #include "tests/testing/time_limits.h"
@@ -71,6 +72,7 @@ TEST(DeathTest, KilledWorkersCostNoClientATokenOrAnError) {
   EXPECT_LE(streams.longest_wait(), Allowed(std::chrono::seconds(10)));
   const std::vector<std::string> problems = streams.problems();
   EXPECT_EQ(problems.size(), 0u) << problems.front();
+  EXPECT_EQ(Reconcile(**cluster), "");
   std::cout << num_kills << " kills, " << streams.answers() << " answers, " << streams.tokens()
             << " tokens, longest wait " << streams.longest_wait().count() << " ms\n";
 }

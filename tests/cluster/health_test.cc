@@ -4,10 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <optional>
 #include <thread>
 
+#include "base/config.h"
 #include "cli/http_client.h"
 #include "tests/cluster/reconcile.h"
 #include "tests/cluster/running_cluster.h"
@@ -24,8 +29,9 @@ constexpr milliseconds kNoticedWithin(5'000);
 
 class ClusterHealthTest : public testing::Test {
  protected:
-  void Start() {
-    auto cluster = RunningCluster::Start({"--max-context", "1024", "--threads", "1"});
+  void Start(const std::string& bin_dir = LODESTONE_BIN_DIR) {
+    auto cluster = RunningCluster::Start({"--max-context", "1024", "--threads", "1"},
+                                         std::chrono::minutes(3), bin_dir);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
   }
@@ -66,6 +72,33 @@ TEST_F(ClusterHealthTest, AStoppedWorkerIsUnreadyWithin5sAndReadyAfterASelfTest)
     EXPECT_GE(ProbesThatPassed(), passed + 1) << name;
   }
   EXPECT_EQ(Reconcile(*cluster_), "");
+}
+
+// A decode step that does not return for 12 s. In short: StatusBoardTest says that the worker is
+// unhealthy then, HealthTest of the router that the cluster is unready.
+TEST_F(ClusterHealthTest, ALoopThatHangsIsUnreadyWithin5sAndReadyAfterASelfTest) {
+  if (GetEnvironment("LODESTONE_LONG_TESTS") != "1") {
+    GTEST_SKIP() << "waits for 12 s; with LODESTONE_LONG_TESTS=1";
+  }
+  const std::string faults = testing::TempDir() + "/lodestone_hang_" + std::to_string(getpid());
+  std::filesystem::create_directories(faults);
+  setenv("FAULTS_DIR", faults.c_str(), 1);
+  Start(LODESTONE_BIN_DIR "/faults");
+  unsetenv("FAULTS_DIR");
+  ASSERT_NE(cluster_, nullptr);
+  const double passed = ProbesThatPassed();
+  std::ofstream(faults + "/list") << "decode_step=1*delay(12s)";
+  std::filesystem::rename(faults + "/list", faults + "/lodestone-decode");
+  std::thread asking([&] {  // its second token is in the step that hangs
+    const GenerateClient client(cluster_->router_address());
+    (void)client.Generate(RandomInputs({30}, 4, 3).front(), std::chrono::seconds(60));
+  });
+  const milliseconds limit = Allowed(kNoticedWithin);
+  EXPECT_LT(SecondsUntil(503, limit), static_cast<double>(limit.count()) / 1e3);
+  SecondsUntil(200, std::chrono::seconds(120));
+  asking.join();
+  EXPECT_EQ(StatusOf("/readyz"), 200);
+  EXPECT_GE(ProbesThatPassed(), passed + 1);
 }
 
 TEST_F(ClusterHealthTest, ASecondClusterInTheSameFolderIsRefusedWithThePidOfTheFirst) {

@@ -8,6 +8,7 @@
 
 #include "base/mutex.h"
 #include "recall/random.h"
+#include "tests/cluster/reconcile.h"
 #include "tests/cluster/running_cluster.h"
 
 namespace lodestone {
@@ -138,6 +139,7 @@ TEST(LoadTest, AnswersAreRightAndNothingStaysBehindWhenMostMustWait) {
     EXPECT_NE(ledger.find("reserved=0 orphan=0 leases=0 sequences=0"), std::string::npos)
         << name << ": " << ledger;
   }
+  EXPECT_EQ(Reconcile(**cluster), "");
 }
 
 }  // namespace
