@@ -40,6 +40,13 @@ struct GeneratedToken {
   friend bool operator==(const GeneratedToken&, const GeneratedToken&) = default;
 };
 
+// Log-probabilities of a prompt's tokens from the second on, each given those before it.
+struct PromptLogprobs {
+  std::vector<float> logprobs = {};    // [P - 1]
+  std::vector<TokenLogprob> top = {};  // [P - 1, alternatives], most likely first
+  friend bool operator==(const PromptLogprobs&, const PromptLogprobs&) = default;
+};
+
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kError };
 
 }  // namespace lodestone

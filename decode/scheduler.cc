@@ -1,6 +1,7 @@
 #include "decode/scheduler.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/failpoint.h"
@@ -22,23 +23,36 @@ LeaseEvent ErrorEvent(LeaseId lease, absl::Status error) {
 DecodeScheduler::DecodeScheduler(Engine* engine, Receiver* receiver, const Clock* clock)
     : engine_(*engine), receiver_(*receiver), leases_(clock) {}
 
-absl::StatusOr<ReserveReply> DecodeScheduler::Reserve(const ReserveRequest& request) {
+absl::Status DecodeScheduler::CheckReserve(const ReserveRequest& request) const {
   if (request.prompt_tokens < 1 || request.max_new_tokens < 1) {
     return absl::InvalidArgumentError(
         "a reservation needs at least 1 prompt token and 1 new token, got " +
         std::to_string(request.prompt_tokens) + " and " + std::to_string(request.max_new_tokens));
   }
+  const MemoryPlan& plan = engine_.plan();
   const int64_t total = request.prompt_tokens + request.max_new_tokens;
-  if (total > engine_.plan().max_context) {
+  if (total > plan.max_context) {
     return absl::InvalidArgumentError("prompt and answer may have " + std::to_string(total) +
                                       " tokens, the context is " +
-                                      std::to_string(engine_.plan().max_context));
+                                      std::to_string(plan.max_context));
   }
-  RETURN_IF_ERROR(FAILPOINT("decode_reserve"));
-  const LeaseId lease = RandomLeaseId();
-  Ledger& ledger = engine_.cache().ledger();
-  const int64_t free_before = ledger.Snapshot().free_bytes;
-  RETURN_IF_ERROR(ledger.Reserve(lease, ReservationFor(total)));
+  if (request.num_forks < 0 || request.num_forks >= plan.num_slots) {
+    return absl::InvalidArgumentError("a request has " + std::to_string(request.num_forks) +
+                                      " further choices, the worker holds " +
+                                      std::to_string(plan.num_slots) + " sequences");
+  }
+  const int64_t num_pages = (request.num_forks + 1) * ReservationFor(total).num_pages;
+  if (request.num_forks > 0 && num_pages > plan.num_pages) {
+    return absl::InvalidArgumentError("the choices of a request need " +
+                                      std::to_string(num_pages) + " pages, the worker has " +
+                                      std::to_string(plan.num_pages));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DecodeScheduler::ReserveOne(LeaseId lease, const ReserveRequest& request) {
+  RETURN_IF_ERROR(engine_.cache().ledger().Reserve(
+      lease, ReservationFor(request.prompt_tokens + request.max_new_tokens)));
   leases_.Add(lease);
   requests_.emplace(lease, Request{.lease = lease,
                                    .request_id = request.request_id,
@@ -47,11 +61,32 @@ absl::StatusOr<ReserveReply> DecodeScheduler::Reserve(const ReserveRequest& requ
                                    .cache = nullptr,
                                    .sequence = nullptr,
                                    .stream = std::nullopt,
-                                   .unsent = {}});
+                                   .unsent = {},
+                                   .forks = {}});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ReserveReply> DecodeScheduler::Reserve(const ReserveRequest& request) {
+  RETURN_IF_ERROR(CheckReserve(request));
+  RETURN_IF_ERROR(FAILPOINT("decode_reserve"));
+  Ledger& ledger = engine_.cache().ledger();
+  const int64_t free_before = ledger.Snapshot().free_bytes;
+  ReserveReply reply{.lease = RandomLeaseId()};
+  RETURN_IF_ERROR(ReserveOne(reply.lease, request));
+  for (int64_t i = 0; i < request.num_forks; ++i) {
+    const LeaseId fork = RandomLeaseId();
+    absl::Status status = ReserveOne(fork, request);
+    if (!status.ok()) {
+      Cancel(reply.lease);
+      return status;
+    }
+    requests_.at(reply.lease).forks.push_back(fork);
+  }
+  reply.forks = requests_.at(reply.lease).forks;
   const MemorySnapshot memory = ledger.Snapshot();
-  return ReserveReply{.lease = lease,
-                      .reserved_bytes = free_before - memory.free_bytes,
-                      .free_bytes = ReservableBytes(memory, engine_.plan())};
+  reply.reserved_bytes = free_before - memory.free_bytes;
+  reply.free_bytes = ReservableBytes(memory, engine_.plan());
+  return reply;
 }
 
 int64_t DecodeScheduler::Cancel(LeaseId lease) {
@@ -119,6 +154,9 @@ void DecodeScheduler::TakeResult(const StepResult& result) {
 }
 
 void DecodeScheduler::EndExpired() {
+  for (LeaseId lease : std::exchange(ended_at_adoption_, {})) {
+    End(lease, {.lease = lease, .finish = FinishReason::kStop}, "ended with its first token");
+  }
   for (LeaseId lease : leases_.TakeExpired()) {
     End(lease, ErrorEvent(lease, absl::UnavailableError("the lease was not named for 5 s")),
         "the lease expired");
@@ -138,6 +176,8 @@ void DecodeScheduler::End(LeaseId lease, LeaseEvent terminal, std::string_view r
   const auto found = requests_.find(lease);
   if (found == requests_.end()) return;
   VLOG(1) << "request " << found->second.request_id << " ends: " << std::string(reason);
+  const std::vector<LeaseId> forks = std::move(found->second.forks);
+  LeaseEvent with_forks{.lease = lease, .finish = terminal.finish, .error = terminal.error};
   Emit(found->second, std::move(terminal));
   leases_.Remove(lease);
   std::erase(running_, lease);
@@ -146,6 +186,10 @@ void DecodeScheduler::End(LeaseId lease, LeaseEvent terminal, std::string_view r
   requests_.erase(found);
   const absl::Status released = engine_.cache().ledger().Release(lease);
   CHECK(released.ok()) << released.ToString();
+  for (LeaseId fork : forks) {
+    with_forks.lease = fork;
+    End(fork, with_forks, reason);
+  }
 }
 
 void DecodeScheduler::SendEvents() {
@@ -196,19 +240,69 @@ absl::Status DecodeScheduler::Adopt(Handoff handoff) {
                                       std::to_string(request.prompt_tokens) + " and " +
                                       std::to_string(request.max_new_tokens) + " were reserved");
   }
-  const int32_t first = handoff.first_token.id;
-  if (first < 0 || first >= engine_.config().vocab_size ||
-      FinishAfter(first, handoff.num_generated + 1, handoff.sampling, engine_.config().eos_ids) !=
-          FinishReason::kNone) {
-    return absl::InvalidArgumentError("first token " + std::to_string(first) +
-                                      " leaves nothing to decode");
-  }
+  if (handoff.forks.empty()) RETURN_IF_ERROR(CheckFirstToken(handoff.first_token, handoff));
+  RETURN_IF_ERROR(CheckForks(request, handoff));
   if (request.cache->length() < num_tokens) request.cache->SetLength(num_tokens);
-  request.sequence = std::make_unique<Sequence>(std::move(request.cache), std::move(handoff.tokens),
-                                                handoff.num_generated, handoff.sampling);
-  request.sequence->AppendGenerated(first);
-  running_.push_back(request.lease);
+  for (const HandoffFork& fork : handoff.forks) {
+    RETURN_IF_ERROR(StartFork(fork, handoff, *request.cache));
+  }
+  // From here on each of them is on its own.
+  for (LeaseId fork : std::exchange(request.forks, {})) {
+    if (!std::ranges::count(running_, fork)) ended_at_adoption_.push_back(fork);
+  }
+  if (CheckFirstToken(handoff.first_token, handoff).ok()) {
+    Run(request, handoff, handoff.sampling, handoff.first_token);
+  } else {
+    ended_at_adoption_.push_back(request.lease);
+  }
   return absl::OkStatus();
+}
+
+absl::Status DecodeScheduler::CheckFirstToken(const GeneratedToken& token,
+                                              const Handoff& handoff) const {
+  if (token.id >= 0 && token.id < engine_.config().vocab_size &&
+      FinishAfter(token.id, handoff.num_generated + 1, handoff.sampling,
+                  engine_.config().eos_ids) == FinishReason::kNone) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("first token " + std::to_string(token.id) +
+                                    " leaves nothing to decode");
+}
+
+absl::Status DecodeScheduler::CheckForks(const Request& request, const Handoff& handoff) const {
+  std::set<LeaseId> seen;
+  for (const HandoffFork& fork : handoff.forks) {
+    if (!std::ranges::count(request.forks, fork.lease) || !seen.insert(fork.lease).second) {
+      return absl::InvalidArgumentError("lease " + fork.lease.ToString() +
+                                        " is not one of the further choices of lease " +
+                                        request.lease.ToString());
+    }
+    RETURN_IF_ERROR(CheckFirstToken(fork.first_token, handoff));
+  }
+  return absl::OkStatus();
+}
+
+// A fork that was cancelled meanwhile is left out.
+absl::Status DecodeScheduler::StartFork(const HandoffFork& fork, const Handoff& handoff,
+                                        const SequenceCache& cache) {
+  const auto found = requests_.find(fork.lease);
+  if (found == requests_.end()) return absl::OkStatus();
+  Request& request = found->second;
+  ASSIGN_OR_RETURN(request.cache, engine_.cache().MakeSequence(fork.lease));
+  RETURN_IF_ERROR(request.cache->Reserve(cache.length()));
+  request.cache->CopyFrom(cache);
+  SamplingParams sampling = handoff.sampling;
+  sampling.seed = fork.seed;
+  Run(request, handoff, sampling, fork.first_token);
+  return absl::OkStatus();
+}
+
+void DecodeScheduler::Run(Request& request, const Handoff& handoff, const SamplingParams& sampling,
+                          const GeneratedToken& first) {
+  request.sequence = std::make_unique<Sequence>(std::move(request.cache), handoff.tokens,
+                                                handoff.num_generated, sampling);
+  request.sequence->AppendGenerated(first.id);
+  running_.push_back(request.lease);
 }
 
 void DecodeScheduler::Abandon(LeaseId lease, const absl::Status& why) {

@@ -23,11 +23,13 @@ struct ReserveRequest {
   int32_t attempt = 0;
   int64_t prompt_tokens = 0;   // that prefill will hand over
   int64_t max_new_tokens = 0;  // still to come, the one that prefill samples included
+  int64_t num_forks = 0;       // further choices of the same size
 };
 
 struct ReserveReply {
   LeaseId lease;
-  int64_t reserved_bytes = 0;
+  std::vector<LeaseId> forks = {};
+  int64_t reserved_bytes = 0;  // all leases
   int64_t free_bytes = 0;  // of the largest reservation that still fits
 };
 
@@ -38,11 +40,16 @@ struct ReserveReply {
 // States of a request: reserved -> receiving (has a cache) -> running (adopted) -> ended. It can
 // end in every state: finished, cancelled, abandoned by its hand-off, expired, or its stream
 // broken. Exactly one terminal event is made for each, and nothing after it.
+//
+// Forks are further choices of a request: each has a lease of its own, waits in state reserved for
+// the hand-off of the request, begins as a copy of its cache, and is a request like any other from
+// then on. Until then it ends when that request does.
 class DecodeScheduler : public HandoffTarget {
  public:
   DecodeScheduler(Engine* engine, Receiver* receiver, const Clock* clock);
 
   // INVALID_ARGUMENT: can never fit; RESOURCE_EXHAUSTED: does not fit now. Both numbers are told.
+  // A request and its forks are reserved together or not at all.
   absl::StatusOr<ReserveReply> Reserve(const ReserveRequest& request);
   // Idempotent; the bytes given back.
   int64_t Cancel(LeaseId lease);
@@ -56,8 +63,9 @@ class DecodeScheduler : public HandoffTarget {
 
   // One decode step of every running request: at most one pass of the engine.
   absl::Status Step();
-  // Ends expired leases and sends the events made since last time.
+  // Ends expired leases, and those that a hand-off brought nothing to do for.
   void EndExpired();
+  // Sends the events made since last time.
   void SendEvents();
   // Ends every request with `status`, and then every stream.
   void EndAll(const absl::Status& status);
@@ -85,12 +93,21 @@ class DecodeScheduler : public HandoffTarget {
     std::unique_ptr<Sequence> sequence;    // from then on
     std::optional<StreamId> stream;
     std::vector<LeaseEvent> unsent;  // until it has a stream
+    std::vector<LeaseId> forks;      // that wait for the hand-off of this one
   };
   struct Stream {
     std::shared_ptr<TokenStream> stream;
     std::vector<LeaseEvent> events;  // of this turn of the loop
   };
 
+  absl::Status CheckReserve(const ReserveRequest& request) const;
+  absl::Status ReserveOne(LeaseId lease, const ReserveRequest& request);
+  absl::Status CheckFirstToken(const GeneratedToken& token, const Handoff& handoff) const;
+  absl::Status CheckForks(const Request& request, const Handoff& handoff) const;
+  absl::Status StartFork(const HandoffFork& fork, const Handoff& handoff,
+                         const SequenceCache& cache);
+  void Run(Request& request, const Handoff& handoff, const SamplingParams& sampling,
+           const GeneratedToken& first);
   void Emit(Request& request, LeaseEvent event);
   void End(LeaseId lease, LeaseEvent terminal, std::string_view reason);
   void TakeResult(const StepResult& result);
@@ -102,6 +119,7 @@ class DecodeScheduler : public HandoffTarget {
   std::map<LeaseId, Request> requests_;
   std::map<StreamId, Stream> streams_;
   std::vector<LeaseId> running_;  // in order of adoption
+  std::vector<LeaseId> ended_at_adoption_;  // with their first token: to be told so
   int64_t last_step_tokens_ = 0;
 };
 

@@ -138,12 +138,14 @@ grpc::ServerUnaryReactor* DecodeService::Reserve(grpc::CallbackServerContext* co
   worker_->Reserve({.request_id = request->request_id(),
                     .attempt = request->attempt(),
                     .prompt_tokens = request->prompt_tokens(),
-                    .max_new_tokens = request->max_new_tokens()},
+                    .max_new_tokens = request->max_new_tokens(),
+                    .num_forks = request->num_forks()},
                    [reactor, reply](absl::StatusOr<ReserveReply> result) {
                      if (result.ok()) {
                        reply->set_lease_id(result->lease.value());
                        reply->set_reserved_bytes(result->reserved_bytes);
                        reply->set_free_bytes(result->free_bytes);
+                       for (LeaseId fork : result->forks) reply->add_fork_lease_ids(fork.value());
                      }
                      reactor->Finish(ToGrpc(result.status()));
                    });

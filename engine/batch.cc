@@ -27,7 +27,7 @@ Batch::Batch(int64_t max_tokens, int64_t max_sequences)
   for (auto* array : {&first_, &count_, &slot_, &rows_}) {
     array->reserve(static_cast<size_t>(max_sequences));
   }
-  logit_parts_.reserve(static_cast<size_t>(max_sequences));
+  logits_.reserve(static_cast<size_t>(max_sequences));
 }
 
 int64_t Batch::DeviceBytes(int64_t max_tokens, int64_t max_sequences, int64_t max_context) {
@@ -47,7 +47,7 @@ void Batch::Fill(std::span<const StepPart> parts) {
   for (auto* array : {&id_, &position_, &token_seq_, &visible_, &first_, &count_, &slot_, &rows_}) {
     array->clear();
   }
-  logit_parts_.clear();
+  logits_.clear();
   max_visible_ = 0;
   max_position_ = 0;
   // Only as many columns as the longest sequence of the step needs.
@@ -77,9 +77,12 @@ void Batch::AppendPart(size_t number, const StepPart& part) {
   }
   max_position_ = std::max(max_position_, start + part.num_tokens - 1);
   max_visible_ = std::max(max_visible_, static_cast<int64_t>(visible_.back()));
-  if (start + part.num_tokens == sequence.num_tokens()) {
-    rows_.push_back(static_cast<int32_t>(id_.size()) - 1);
-    logit_parts_.push_back(number);
+  const int64_t end = start + part.num_tokens;
+  const int64_t first_row = sequence.wants_prompt_logprobs() ? start : end - 1;
+  for (int64_t position = first_row; position < end; ++position) {
+    if (!sequence.wants_prompt_logprobs() && position + 1 < sequence.num_tokens()) continue;
+    rows_.push_back(first_.back() + static_cast<int32_t>(position - start));
+    logits_.push_back({.part = number, .next = position + 1});
   }
 }
 

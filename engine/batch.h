@@ -34,9 +34,13 @@ class Batch {
   TensorView num_visible_indexed() const { return num_visible_; }
   int64_t max_visible_indexed() const { return max_visible_; }
   int64_t max_position() const { return max_position_; }
-  // Rows whose logits are wanted, and the part each belongs to.
+  // Rows whose logits are wanted, and what for.
+  struct LogitRow {
+    size_t part = 0;
+    int64_t next = 0;  // index of the token that the logits are of
+  };
   TensorView logit_rows() const { return logit_rows_; }
-  std::span<const size_t> logit_parts() const { return logit_parts_; }
+  std::span<const LogitRow> logits() const { return logits_; }
 
  private:
   void AppendPart(size_t number, const StepPart& part);
@@ -48,7 +52,7 @@ class Batch {
   std::vector<int32_t> id_, position_, token_seq_, visible_;  // [T]
   std::vector<int32_t> first_, count_, slot_, table_;         // [B], table [B, columns]
   std::vector<int32_t> rows_;                                 // [R]
-  std::vector<size_t> logit_parts_;                           // [R]
+  std::vector<LogitRow> logits_;                              // [R]
   TensorView ids_, num_visible_, logit_rows_;
   BatchIndex index_;
   int64_t num_columns_ = 1;  // of the block table

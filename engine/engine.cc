@@ -136,6 +136,8 @@ struct Engine::Impl {
   absl::Status Load(const Checkpoint& checkpoint);
   absl::Status CheckParts(std::span<const StepPart> parts) const;
   absl::StatusOr<StepResult> Sample(Sequence& sequence, std::span<float> row) const;
+  absl::StatusOr<std::vector<ForkResult>> SampleForks(Sequence& sequence,
+                                                      std::span<const float> row) const;
 
   const EngineOptions options;
   const ModelConfig config;
@@ -267,15 +269,17 @@ absl::StatusOr<std::unique_ptr<Sequence>> Engine::NewSequence(std::vector<int32_
 
 absl::Status Engine::Impl::CheckParts(std::span<const StepPart> parts) const {
   int64_t num_tokens = 0;
+  int64_t num_rows = 0;
   for (const StepPart& part : parts) {
     CHECK(part.num_tokens > 0 && part.num_tokens <= part.sequence->num_pending())
         << part.num_tokens << " tokens of a sequence with " << part.sequence->num_pending();
     num_tokens += part.num_tokens;
+    num_rows += part.sequence->wants_prompt_logprobs() ? part.num_tokens : 1;
     RETURN_IF_ERROR(
         part.sequence->cache().Reserve(part.sequence->cache().length() + part.num_tokens));
   }
   CHECK_LE(num_tokens, std::max(options.max_batch_tokens, options.max_sequences));
-  CHECK_LE(std::ssize(parts), options.max_sequences);
+  CHECK_LE(num_rows, options.max_sequences);
   return absl::OkStatus();
 }
 
@@ -311,16 +315,24 @@ absl::StatusOr<std::vector<StepResult>> Engine::TryStep(std::span<const StepPart
   for (const StepPart& part : parts) {
     part.sequence->cache().SetLength(part.sequence->cache().length() + part.num_tokens);
   }
-  for (int64_t row = 0; row < num_rows; ++row) {
-    Sequence& sequence = *parts[batch.logit_parts()[static_cast<size_t>(row)]].sequence;
-    ASSIGN_OR_RETURN(StepResult result,
-                     impl_->Sample(sequence, {logits + row * vocab, static_cast<size_t>(vocab)}));
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const Batch::LogitRow& wanted = batch.logits()[static_cast<size_t>(i)];
+    Sequence& sequence = *parts[wanted.part].sequence;
+    const std::span<float> row(logits + i * vocab, static_cast<size_t>(vocab));
+    if (wanted.next < sequence.num_tokens()) {
+      const int32_t token = sequence.tokens()[static_cast<size_t>(wanted.next)];
+      RETURN_IF_ERROR(AppendPromptLogprob(row, token, sequence.sampling().top_logprobs,
+                                          sequence.prompt_logprobs()));
+      continue;
+    }
+    ASSIGN_OR_RETURN(StepResult result, impl_->Sample(sequence, row));
     results.push_back(std::move(result));
   }
   return results;
 }
 
 absl::StatusOr<StepResult> Engine::Impl::Sample(Sequence& sequence, std::span<float> row) const {
+  ASSIGN_OR_RETURN(std::vector<ForkResult> forks, SampleForks(sequence, row));
   ASSIGN_OR_RETURN(GeneratedToken token, SampleToken(row, sequence.sampling(),
                                                      {.prompt = sequence.prompt(),
                                                       .generated = sequence.generated(),
@@ -328,7 +340,25 @@ absl::StatusOr<StepResult> Engine::Impl::Sample(Sequence& sequence, std::span<fl
   sequence.AppendGenerated(token.id);
   const FinishReason finish =
       FinishAfter(token.id, sequence.num_generated(), sequence.sampling(), config.eos_ids);
-  return StepResult{&sequence, std::move(token), finish};
+  return StepResult{&sequence, std::move(token), finish, std::move(forks)};
+}
+
+absl::StatusOr<std::vector<ForkResult>> Engine::Impl::SampleForks(
+    Sequence& sequence, std::span<const float> row) const {
+  std::vector<ForkResult> forks;
+  SamplingParams sampling = sequence.sampling();
+  for (const uint64_t seed : sequence.TakeForkSeeds()) {
+    sampling.seed = seed;
+    std::vector<float> changed(row.begin(), row.end());
+    ASSIGN_OR_RETURN(GeneratedToken token, SampleToken(changed, sampling,
+                                                       {.prompt = sequence.prompt(),
+                                                        .generated = sequence.generated(),
+                                                        .eos_ids = config.eos_ids}));
+    const FinishReason finish =
+        FinishAfter(token.id, sequence.num_generated() + 1, sampling, config.eos_ids);
+    forks.push_back({std::move(token), finish});
+  }
+  return forks;
 }
 
 }  // namespace lodestone

@@ -27,11 +27,18 @@ struct StepPart {
   int32_t num_tokens = 1;
 };
 
+// The token that another choice of the request begins with (Sequence::ForkWith).
+struct ForkResult {
+  GeneratedToken token;
+  FinishReason finish = FinishReason::kNone;
+};
+
 // A token sampled in a step: for every part that reached the end of its sequence's tokens.
 struct StepResult {
   Sequence* sequence = nullptr;
   GeneratedToken token;
   FinishReason finish = FinishReason::kNone;
+  std::vector<ForkResult> forks = {};  // in the order of the seeds
 };
 
 // Joins model and cache: loads a checkpoint, owns weights, cache memory, workspace and threads, and
@@ -75,7 +82,9 @@ class Engine {
   // One forward pass over all parts (at most options.max_batch_tokens tokens, at most
   // options.max_sequences parts). A part that ends at the last known token of its sequence samples
   // the next one, which is appended to the sequence. Results do not depend on which parts share
-  // the step. After an error the engine must not be used again (INTERNAL).
+  // the step. A sequence that wants log-probabilities of its prompt takes a row of logits for each
+  // token of its part, others take one: at most options.max_sequences rows in all.
+  // After an error the engine must not be used again (INTERNAL).
   absl::StatusOr<std::vector<StepResult>> Step(std::span<const StepPart> parts);
 
  private:

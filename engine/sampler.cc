@@ -145,6 +145,15 @@ std::vector<TokenLogprob> TopLogprobs(std::span<const float> logits, double log_
   return top;
 }
 
+absl::Status CheckFinite(std::span<const float> logits) {
+  for (float logit : logits) {
+    if (!std::isfinite(logit)) {
+      return absl::InternalError("the model computed a logit of " + std::to_string(logit));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckSamplingParams(const SamplingParams& params, int64_t vocab_size) {
@@ -170,11 +179,7 @@ absl::Status CheckSamplingParams(const SamplingParams& params, int64_t vocab_siz
 
 absl::StatusOr<GeneratedToken> SampleToken(std::span<float> logits, const SamplingParams& params,
                                            const SamplingHistory& history) {
-  for (float logit : logits) {
-    if (!std::isfinite(logit)) {
-      return absl::InternalError("the model computed a logit of " + std::to_string(logit));
-    }
-  }
+  RETURN_IF_ERROR(CheckFinite(logits));
   GeneratedToken token{.index = static_cast<int32_t>(history.generated.size())};
   double log_sum = 0;
   std::vector<float> raw;
@@ -195,6 +200,16 @@ absl::StatusOr<GeneratedToken> SampleToken(std::span<float> logits, const Sampli
     token.logprob = static_cast<float>(raw[static_cast<size_t>(token.id)] - log_sum);
   }
   return token;
+}
+
+absl::Status AppendPromptLogprob(std::span<const float> logits, int32_t token, int num_top,
+                                 PromptLogprobs& logprobs) {
+  RETURN_IF_ERROR(CheckFinite(logits));
+  const double log_sum = LogSumExp(logits);
+  logprobs.logprobs.push_back(static_cast<float>(logits[static_cast<size_t>(token)] - log_sum));
+  const std::vector<TokenLogprob> top = TopLogprobs(logits, log_sum, num_top);
+  logprobs.top.insert(logprobs.top.end(), top.begin(), top.end());
+  return absl::OkStatus();
 }
 
 FinishReason FinishAfter(int32_t token, int32_t num_generated, const SamplingParams& params,

@@ -31,6 +31,11 @@ absl::Status CheckSamplingParams(const SamplingParams& params, int64_t vocab_siz
 absl::StatusOr<GeneratedToken> SampleToken(std::span<float> logits, const SamplingParams& params,
                                            const SamplingHistory& history);
 
+// Appends the log-probability of `token`, which stands where `logits` [V] were computed for, with
+// the `num_top` most likely tokens. INTERNAL if a logit is not finite.
+absl::Status AppendPromptLogprob(std::span<const float> logits, int32_t token, int num_top,
+                                 PromptLogprobs& logprobs);
+
 // Whether `token`, the `num_generated`-th generated one, ends its request.
 FinishReason FinishAfter(int32_t token, int32_t num_generated, const SamplingParams& params,
                          std::span<const int32_t> eos_ids);

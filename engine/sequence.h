@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/sampling_params.h"
@@ -39,6 +41,17 @@ class Sequence {
   // Tokens whose cache rows are not computed yet.
   int64_t num_pending() const { return num_tokens() - cache_->length(); }
 
+  // Further choices that begin as copies of this sequence: the next token is also sampled with each
+  // of these seeds instead of its own (StepResult::forks).
+  void ForkWith(std::vector<uint64_t> seeds) { fork_seeds_ = std::move(seeds); }
+  std::vector<uint64_t> TakeForkSeeds() { return std::exchange(fork_seeds_, {}); }
+
+  // Log-probabilities of the prompt, sampling().top_logprobs alternatives each, which steps then
+  // append. REQUIRES: nothing is computed or generated yet.
+  void WantPromptLogprobs() { prompt_logprobs_.emplace(); }
+  bool wants_prompt_logprobs() const { return prompt_logprobs_.has_value(); }
+  PromptLogprobs& prompt_logprobs() { return *prompt_logprobs_; }
+
   void AppendGenerated(int32_t token) {
     tokens_.push_back(token);
     ++num_generated_;
@@ -49,6 +62,8 @@ class Sequence {
   std::vector<int32_t> tokens_;
   int32_t num_generated_;
   const SamplingParams sampling_;
+  std::vector<uint64_t> fork_seeds_;
+  std::optional<PromptLogprobs> prompt_logprobs_;
 };
 
 }  // namespace lodestone

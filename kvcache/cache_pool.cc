@@ -40,6 +40,19 @@ void FillBlock(Stream& stream, const TensorView& first_part, int64_t block, int 
   stream.FillBytes(static_cast<std::byte*>(first_part.data) + block * stride, value, stride);
 }
 
+void CopyBlock(Stream& stream, const TensorView& first_part, int64_t from, int64_t to) {
+  if (first_part.empty()) return;
+  const int64_t bytes = first_part.strides[0] * BytesPerElement(first_part.dtype);
+  auto* const base = static_cast<std::byte*>(first_part.data);
+  stream.Copy(base + to * bytes, base + from * bytes, bytes);
+}
+
+void CopyRows(Stream& stream, const TensorView& state, int64_t from, int64_t to) {
+  if (state.empty()) return;
+  stream.Copy(state.row<float>(to), state.row<float>(from),
+              state.shape[1] * state.shape[2] * int64_t{sizeof(float)});
+}
+
 void FillRows(Stream& stream, const TensorView& state, int64_t slot, float value) {
   if (state.empty()) return;
   stream.FillFloats(state.row<float>(slot), value, state.shape[1] * state.shape[2]);
@@ -171,6 +184,23 @@ void CachePool::Poison(PageId page) {
   for (const LayerCacheView& layer : layers_) {
     FillBlock(stream_, layer.entries.payload, page.value(), kPoison);
     FillBlock(stream_, layer.index_keys.payload, page.value(), kPoison);
+  }
+}
+
+void CachePool::CopyPage(PageId from, PageId to) {
+  for (const LayerCacheView& layer : layers_) {
+    CopyBlock(stream_, layer.entries.payload, from.value(), to.value());
+    CopyBlock(stream_, layer.index_keys.payload, from.value(), to.value());
+  }
+}
+
+void CachePool::CopySlot(int from, int to) {
+  for (const LayerCacheView& layer : layers_) {
+    CopyBlock(stream_, layer.ring.payload, from, to);
+    for (const CompressorStateView* state : {&layer.state, &layer.index_state}) {
+      CopyRows(stream_, state->kv, from, to);
+      CopyRows(stream_, state->score, from, to);
+    }
   }
 }
 

@@ -75,6 +75,8 @@ class CachePool {
   // Slot and ledger of a sequence that ends; its block table returns the pages itself.
   void Return(SequenceCache& sequence);
   void Poison(PageId page);
+  void CopyPage(PageId from, PageId to);
+  void CopySlot(int from, int to);
   std::byte* Memory(CacheKind kind) const { return buffers_[static_cast<int>(kind)].data(); }
 
   const MemoryPlan plan_;

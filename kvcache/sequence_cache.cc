@@ -60,6 +60,17 @@ void SequenceCache::SetLength(int64_t length) {
   length_ = length;
 }
 
+void SequenceCache::CopyFrom(const SequenceCache& source) {
+  CHECK(length_ == 0 && pool_ == source.pool_) << "copies go into empty sequences of one pool";
+  const auto num_pages = static_cast<size_t>(PagesFor(source.length_));
+  CHECK_LE(num_pages, pages().size()) << "pages of a copy of " << source.length_ << " tokens";
+  for (size_t page = 0; page < num_pages; ++page) {
+    pool_->CopyPage(source.pages()[page], pages()[page]);
+  }
+  pool_->CopySlot(source.slot_, slot_);
+  length_ = source.length_;
+}
+
 std::vector<RowRun> SequenceCache::AppendRuns(int64_t from, int64_t to) const {
   CHECK(0 <= from && from <= to && to <= table_.num_pages() * kPageTokens)
       << "rows of tokens " << from << " to " << to << " with " << table_.num_pages() << " pages";

@@ -37,6 +37,11 @@ class SequenceCache {
   // REQUIRES: length() <= length <= num_pages * kPageTokens (CHECK).
   void SetLength(int64_t length);
 
+  // Takes over all rows of `source`, as if this sequence had computed the same tokens; its length
+  // is that of `source` then. Nothing is shared. REQUIRES: this is empty, both are of one pool, and
+  // pages for the length were reserved (CHECK).
+  void CopyFrom(const SequenceCache& source);
+
   LeaseId lease() const { return lease_; }
   int slot() const { return slot_; }  // in the ring windows and compressor states
   std::span<const PageId> pages() const { return table_.pages(); }

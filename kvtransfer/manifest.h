@@ -35,6 +35,13 @@ struct Offer {
   Manifest kinds{};
 };
 
+// A further choice of a request, which decode starts as a copy of the sequence handed over.
+struct HandoffFork {
+  LeaseId lease;  // reserved together with the lease of the hand-off
+  uint64_t seed = 0;
+  GeneratedToken first_token;
+};
+
 // What decode needs to go on, after the last offer of a request.
 struct Handoff {
   LeaseId lease;
@@ -43,6 +50,7 @@ struct Handoff {
   int32_t num_generated = 0;    // of `tokens`, at its end
   GeneratedToken first_token;   // sampled by prefill; its own cache rows are not computed yet
   SamplingParams sampling;
+  std::vector<HandoffFork> forks{};  // those that go on after their first token
   Manifest totals{};
 };
 

@@ -88,6 +88,12 @@ void SetHandoff(const Handoff& handoff, v1::Handoff* proto) {
   proto->set_num_generated(handoff.num_generated);
   *proto->mutable_first_token() = ToProto(handoff.first_token);
   *proto->mutable_sampling() = ToProto(handoff.sampling);
+  for (const HandoffFork& fork : handoff.forks) {
+    v1::HandoffFork* entry = proto->add_forks();
+    entry->set_lease_id(fork.lease.value());
+    entry->set_seed(fork.seed);
+    *entry->mutable_first_token() = ToProto(fork.first_token);
+  }
   SetManifest(handoff.totals, proto->mutable_totals());
 }
 
@@ -104,6 +110,10 @@ absl::StatusOr<Handoff> ParseHandoff(const v1::Handoff& proto) {
   }
   handoff.first_token = FromProto(proto.first_token());
   handoff.sampling = FromProto(proto.sampling());
+  for (const v1::HandoffFork& entry : proto.forks()) {
+    handoff.forks.push_back(
+        {LeaseId(entry.lease_id()), entry.seed(), FromProto(entry.first_token())});
+  }
   ASSIGN_OR_RETURN(handoff.totals, ParseManifest(proto.totals()));
   return handoff;
 }

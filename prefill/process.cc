@@ -53,6 +53,7 @@ absl::StatusOr<std::unique_ptr<PrefillProcess>> PrefillProcess::Start(const Pref
                                .times = {}}));
   PrefillLimits limits{.chunk_tokens = chunk_tokens};
   limits.max_running = std::min(limits.max_running, engine.plan().num_slots);
+  limits.logit_rows = engine.options().max_sequences;
   parts->worker = std::make_unique<PrefillWorker>(
       PrefillWorkerOptions{.engine = &engine,
                            .sender = parts->sender.get(),

@@ -11,9 +11,15 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "base/sampling_params.h"
-#include "engine/sequence.h"
+#include "engine/engine.h"
 
 namespace lodestone {
+
+// A further choice of a request: it begins with a token of its own and the same cache.
+struct PrefillFork {
+  LeaseId lease;
+  uint64_t seed = 0;
+};
 
 // What the router asks for (RunRequest of proto/lodestone/v1/worker.proto).
 struct PrefillRequest {
@@ -25,11 +31,15 @@ struct PrefillRequest {
   std::vector<int32_t> tokens;
   int32_t num_generated = 0;  // of `tokens`, at its end
   SamplingParams sampling;
+  std::vector<PrefillFork> forks = {};
+  bool prompt_logprobs = false;
 };
 
 struct PrefillReply {
   GeneratedToken first_token;
   FinishReason finish = FinishReason::kNone;
+  std::vector<ForkResult> forks = {};
+  PromptLogprobs prompt_logprobs = {};  // if asked for
   double queue_seconds = 0;
   double prefill_seconds = 0;
   int64_t handoff_bytes = 0;  // offered so far

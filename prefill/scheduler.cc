@@ -48,11 +48,15 @@ void PrefillScheduler::Start(std::unique_ptr<PrefillJob> job) {
 std::vector<StepPart> PrefillScheduler::NextStep() {
   std::vector<StepPart> parts;
   int64_t budget = limits_.chunk_tokens;
+  int64_t rows = limits_.logit_rows;
   for (const auto& job : running_) {
-    const int64_t tokens = std::min(job->sequence->num_pending(), budget);
-    if (tokens == 0) break;
+    const bool row_per_token = job->sequence->wants_prompt_logprobs();
+    const int64_t most = row_per_token ? std::min(budget, rows) : budget;
+    const int64_t tokens = std::min(job->sequence->num_pending(), most);
+    if (tokens == 0 || rows == 0) break;
     parts.push_back({job->sequence.get(), static_cast<int32_t>(tokens)});
     budget -= tokens;
+    rows -= row_per_token ? tokens : 1;
   }
   if (!running_.empty()) running_.splice(running_.end(), running_, running_.begin());
   return parts;

@@ -17,6 +17,9 @@ struct PrefillLimits {
   int64_t max_queued_tokens = int64_t{4} << 20;  // prompt tokens not yet computed
   int64_t max_running = 4;     // prompts computed in turns; more would only delay each other
   int64_t chunk_tokens = 512;  // of one step
+  // Rows of logits that one step can compute: one a prompt, or one a token of prompts whose
+  // log-probabilities are wanted.
+  int64_t logit_rows = 16;
 };
 
 // Which requests wait, which are computed, and which chunks form the next step. A queued request

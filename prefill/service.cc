@@ -16,6 +16,11 @@ absl::StatusOr<PrefillRequest> ParseRun(const v1::RunRequest& proto) {
                                       "\" is not 32 hex digits");
   }
   if (proto.lease_id() == 0) return absl::InvalidArgumentError("lease_id is 0");
+  std::vector<PrefillFork> forks;
+  for (const v1::Fork& fork : proto.forks()) {
+    if (fork.lease_id() == 0) return absl::InvalidArgumentError("lease_id of a fork is 0");
+    forks.push_back({LeaseId(fork.lease_id()), fork.seed()});
+  }
   return PrefillRequest{.request_id = proto.request_id(),
                         .attempt = proto.attempt(),
                         .lease = LeaseId(proto.lease_id()),
@@ -23,7 +28,9 @@ absl::StatusOr<PrefillRequest> ParseRun(const v1::RunRequest& proto) {
                         .decode_address = proto.decode_address(),
                         .tokens = {proto.tokens().begin(), proto.tokens().end()},
                         .num_generated = proto.num_generated(),
-                        .sampling = FromProto(proto.sampling())};
+                        .sampling = FromProto(proto.sampling()),
+                        .forks = std::move(forks),
+                        .prompt_logprobs = proto.prompt_logprobs()};
 }
 
 void FillReply(const PrefillReply& reply, v1::RunReply* proto) {
@@ -32,6 +39,14 @@ void FillReply(const PrefillReply& reply, v1::RunReply* proto) {
   proto->set_queue_seconds(reply.queue_seconds);
   proto->set_prefill_seconds(reply.prefill_seconds);
   proto->set_handoff_bytes(reply.handoff_bytes);
+  for (const ForkResult& fork : reply.forks) {
+    v1::ForkStart* start = proto->add_forks();
+    *start->mutable_first_token() = ToProto(fork.token);
+    start->set_finish_reason(ToProto(fork.finish));
+  }
+  if (!reply.prompt_logprobs.logprobs.empty()) {
+    *proto->mutable_prompt_logprobs() = ToProto(reply.prompt_logprobs);
+  }
 }
 
 // Lives from the call's start to OnDone. The loop answers exactly once; until then the call, and so

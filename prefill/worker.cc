@@ -23,6 +23,17 @@ double Seconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double>(time).count();
 }
 
+// Those that do not end with their first token.
+std::vector<HandoffFork> ForksToHandOver(const PrefillRequest& request, const StepResult& result) {
+  std::vector<HandoffFork> forks;
+  for (size_t i = 0; i < result.forks.size(); ++i) {
+    const ForkResult& fork = result.forks[i];
+    if (fork.finish != FinishReason::kNone) continue;
+    forks.push_back({request.forks[i].lease, request.forks[i].seed, fork.token});
+  }
+  return forks;
+}
+
 }  // namespace
 
 PrefillWorker::PrefillWorker(const PrefillWorkerOptions& options)
@@ -140,6 +151,11 @@ void PrefillWorker::Handle(RunCommand command) {
   absl::Status status =
       engine_.CheckRequest(job.request.tokens, job.request.num_generated, job.request.sampling,
                            std::ssize(job.request.tokens));
+  if (status.ok() && job.request.prompt_logprobs && job.request.num_generated > 0) {
+    status = absl::InvalidArgumentError(
+        "log-probabilities of a prompt are reported before the first token, " +
+        std::to_string(job.request.num_generated) + " are generated");
+  }
   if (status.ok() && HasLease(job.request.lease)) {
     status = absl::InvalidArgumentError("lease " + job.request.lease.ToString() +
                                         " has a request on this worker already");
@@ -186,6 +202,10 @@ bool PrefillWorker::StartJob(std::unique_ptr<PrefillJob> job) {
     return true;
   }
   job->sequence = *std::move(sequence);
+  std::vector<uint64_t> seeds;
+  for (const PrefillFork& fork : request.forks) seeds.push_back(fork.seed);
+  job->sequence->ForkWith(std::move(seeds));
+  if (request.prompt_logprobs) job->sequence->WantPromptLogprobs();
   job->started = clock_.Now();
   sender_.Begin(request.lease, request.decode, request.decode_address, &job->sequence->cache());
   scheduler_.Start(std::move(job));
@@ -220,10 +240,13 @@ void PrefillWorker::Answer(StepResult result) {
   const PrefillRequest& request = job->request;
   PrefillReply reply{.first_token = result.token,
                      .finish = result.finish,
+                     .forks = result.forks,
                      .queue_seconds = Seconds(job->started - job->arrived),
                      .prefill_seconds = Seconds(clock_.Now() - job->started),
                      .handoff_bytes = sender_.BytesOffered(request.lease)};
-  if (result.finish != FinishReason::kNone) {
+  if (request.prompt_logprobs) reply.prompt_logprobs = std::move(job->sequence->prompt_logprobs());
+  std::vector<HandoffFork> forks = ForksToHandOver(request, result);
+  if (result.finish != FinishReason::kNone && forks.empty()) {
     // The reply first: decode gives the lease up when it is forgotten, and a router that hears of
     // that before the reply would take it for a failure.
     Done(*job, std::move(reply));
@@ -235,7 +258,8 @@ void PrefillWorker::Answer(StepResult result) {
                                         .tokens = request.tokens,
                                         .num_generated = request.num_generated,
                                         .first_token = std::move(result.token),
-                                        .sampling = request.sampling});
+                                        .sampling = request.sampling,
+                                        .forks = std::move(forks)});
   handing_off_.emplace(request.lease, std::move(job));
 }
 

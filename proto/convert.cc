@@ -102,6 +102,32 @@ v1::Token ToProto(const GeneratedToken& token) {
   return proto;
 }
 
+absl::StatusOr<PromptLogprobs> FromProto(const v1::PromptLogprobs& proto) {
+  const int count = proto.logprobs_size();
+  const int tops = proto.top_tokens_size();
+  if (tops != proto.top_logprobs_size() || (count == 0 ? tops > 0 : tops % count != 0)) {
+    return absl::InvalidArgumentError(
+        std::to_string(count) + " log-probabilities come with " + std::to_string(tops) +
+        " tokens and " + std::to_string(proto.top_logprobs_size()) + " values of alternatives");
+  }
+  PromptLogprobs logprobs{.logprobs = {proto.logprobs().begin(), proto.logprobs().end()}};
+  logprobs.top.reserve(static_cast<size_t>(tops));
+  for (int i = 0; i < tops; ++i) {
+    logprobs.top.push_back({proto.top_tokens(i), proto.top_logprobs(i)});
+  }
+  return logprobs;
+}
+
+v1::PromptLogprobs ToProto(const PromptLogprobs& logprobs) {
+  v1::PromptLogprobs proto;
+  proto.mutable_logprobs()->Add(logprobs.logprobs.begin(), logprobs.logprobs.end());
+  for (const TokenLogprob& top : logprobs.top) {
+    proto.add_top_tokens(top.token);
+    proto.add_top_logprobs(top.logprob);
+  }
+  return proto;
+}
+
 FinishReason FromProto(v1::FinishReason proto) {
   switch (proto) {
     case v1::FINISH_REASON_UNSPECIFIED:

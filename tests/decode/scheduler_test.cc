@@ -288,6 +288,119 @@ TEST_F(DecodeSchedulerTest, EveryRunningRequestGetsOneTokenPerStep) {
   for (LeaseId lease : leases) table_.Cancel(lease);
 }
 
+class DecodeForksTest : public DecodeSchedulerTest {
+ protected:
+  ReserveReply ReserveThree() {
+    return table_
+        .Reserve({.request_id = "test",
+                  .prompt_tokens = kPromptTokens,
+                  .max_new_tokens = 8,
+                  .num_forks = 2})
+        .value();
+  }
+  absl::Status AdoptForks(const ReserveReply& reply, const std::vector<LeaseId>& forks,
+                          int32_t first_token = 301) {
+    Handoff handoff;
+    handoff.lease = reply.lease;
+    handoff.tokens.assign(kPromptTokens, 300);
+    handoff.first_token.id = first_token;
+    handoff.sampling = {.temperature = 1, .seed = 1, .max_new_tokens = 8};
+    for (const LeaseId fork : forks) {
+      handoff.forks.push_back({fork, fork.value(), {.id = 302}});
+    }
+    return table_.Adopt(std::move(handoff));
+  }
+  std::shared_ptr<TokenStream> OpenAll(const ReserveReply& reply) {
+    std::vector<LeaseId> leases = reply.forks;
+    leases.push_back(reply.lease);
+    return Open(1, leases);
+  }
+};
+
+TEST_F(DecodeForksTest, AllAreReservedOrNone) {
+  const LeaseId other = Reserve();
+  const absl::Status status =
+      table_
+          .Reserve({.prompt_tokens = kPromptTokens, .max_new_tokens = 8, .num_forks = 2})
+          .status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(table_.num_live(), 1);
+  table_.Cancel(other);
+  EXPECT_TRUE(ledger().CheckIdle().ok());
+  EXPECT_EQ(
+      table_.Reserve({.prompt_tokens = 1, .max_new_tokens = 1, .num_forks = 3}).status().code(),
+      absl::StatusCode::kInvalidArgument)
+      << "4 sequences on a worker for 3";
+}
+
+TEST_F(DecodeForksTest, ForksRunBesideTheirRequest) {
+  const ReserveReply reply = ReserveThree();
+  ASSERT_THAT(reply.forks, SizeIs(2));
+  EXPECT_EQ(reply.reserved_bytes, ledger().Snapshot().reserved_bytes);
+  const auto stream = OpenAll(reply);
+  ReceiveRows(reply.lease);
+  ASSERT_TRUE(AdoptForks(reply, reply.forks).ok());
+  EXPECT_EQ(table_.num_running(), 3);
+  ASSERT_TRUE(table_.Step().ok());
+  EXPECT_THAT(Take(*stream), SizeIs(3));
+  table_.Cancel(reply.lease);
+  EXPECT_EQ(table_.num_running(), 2) << "adopted, each is on its own";
+  for (const LeaseId fork : reply.forks) table_.Cancel(fork);
+  EXPECT_TRUE(ledger().CheckIdle().ok());
+}
+
+TEST_F(DecodeForksTest, UntilAdoptionForksEndWithTheirRequest) {
+  const ReserveReply reply = ReserveThree();
+  const auto stream = OpenAll(reply);
+  ReceiveRows(reply.lease);
+  table_.Abandon(reply.lease, absl::DataLossError("digest differs"));
+  const std::vector<LeaseEvent> events = Take(*stream);
+  ASSERT_THAT(events, SizeIs(3));
+  for (const LeaseEvent& event : events) EXPECT_EQ(event.error.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(table_.num_live(), 0);
+  EXPECT_TRUE(ledger().CheckIdle().ok());
+}
+
+TEST_F(DecodeForksTest, ChoicesThatEndedInPrefillAreToldSo) {
+  const ReserveReply reply = ReserveThree();
+  const auto stream = OpenAll(reply);
+  ReceiveRows(reply.lease);
+  const int32_t eos = engine_->config().eos_ids.front();
+  ASSERT_TRUE(AdoptForks(reply, {reply.forks[1]}, eos).ok());
+  EXPECT_EQ(table_.num_running(), 1);
+  table_.EndExpired();
+  const std::vector<LeaseEvent> events = Take(*stream);
+  ASSERT_THAT(events, SizeIs(2));
+  for (const LeaseEvent& event : events) EXPECT_EQ(event.finish, FinishReason::kStop);
+  EXPECT_EQ(table_.num_live(), 1);
+  table_.Cancel(reply.forks[1]);
+  EXPECT_TRUE(ledger().CheckIdle().ok());
+}
+
+TEST_F(DecodeForksTest, AForkThatIsCancelledEarlyIsLeftOut) {
+  const ReserveReply reply = ReserveThree();
+  table_.Cancel(reply.forks[0]);
+  ReceiveRows(reply.lease);
+  ASSERT_TRUE(AdoptForks(reply, reply.forks).ok());
+  EXPECT_EQ(table_.num_running(), 2);
+  table_.Cancel(reply.lease);
+  table_.Cancel(reply.forks[1]);
+  table_.EndExpired();
+  EXPECT_TRUE(ledger().CheckIdle().ok());
+}
+
+TEST_F(DecodeForksTest, OnlyForksOfTheRequestAreStarted) {
+  const ReserveReply reply = ReserveThree();
+  ReceiveRows(reply.lease);
+  for (const std::vector<LeaseId>& forks :
+       {std::vector<LeaseId>{LeaseId(99)}, {reply.lease}, {reply.forks[0], reply.forks[0]}}) {
+    EXPECT_EQ(AdoptForks(reply, forks).code(), absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(table_.num_running(), 0);
+  table_.Cancel(reply.lease);
+  EXPECT_EQ(table_.num_live(), 0);
+}
+
 TEST(TokenStreamTest, AReaderThatIsTooSlowIsCutOff) {
   int notified = 0;
   TokenStream stream([&] { ++notified; });

@@ -161,5 +161,80 @@ TEST(EngineTest, ContextBeyondTheModelIsRefused) {
   EXPECT_EQ(Engine::Create(options).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+// A fork is a request of its own with the other seed: same first token, and the same answer from a
+// copy of the cache.
+TEST(EngineTest, ForksAreWhatTheirSeedsAloneWouldGive) {
+  const auto engine = MakeEngine();
+  SamplingParams sampling = Greedy(9);
+  sampling.temperature = 1.3;
+  sampling.seed = 1;
+  sampling.presence_penalty = 0.5;
+  const std::vector<uint64_t> seeds = {2, 3, 4};
+  for (const int length : {1, 130, 300}) {
+    const std::vector<int32_t> prompt = Prompt(length);
+    auto lead = engine->NewSequence(prompt, 0, sampling, length + 9).value();
+    lead->ForkWith(seeds);
+    int32_t left = length;
+    StepResult first;
+    while (left > 0) {
+      const StepPart part{lead.get(), std::min(left, 100)};
+      const std::vector<StepResult> results = engine->Step({&part, 1}).value();
+      left -= part.num_tokens;
+      if (left == 0) first = results.at(0);
+    }
+    ASSERT_EQ(first.forks.size(), seeds.size());
+    for (size_t i = 0; i < seeds.size(); ++i) {
+      SamplingParams own = sampling;
+      own.seed = seeds[i];
+      const std::vector<GeneratedToken> expected = Answer(*engine, {prompt, own});
+      EXPECT_EQ(first.forks[i].token, expected[0]);
+      auto cache = engine->cache().MakeSequenceFor(length + 9).value();
+      ASSERT_TRUE(cache->Reserve(length).ok());
+      cache->CopyFrom(lead->cache());
+      Sequence fork(std::move(cache), prompt, 0, own);
+      fork.AppendGenerated(first.forks[i].token.id);
+      for (size_t token = 1; token < expected.size(); ++token) {
+        const StepPart part{&fork, 1};
+        EXPECT_EQ(engine->Step({&part, 1}).value().at(0).token, expected[token]) << token;
+      }
+    }
+    EXPECT_EQ(first.token, Answer(*engine, {prompt, sampling})[0]) << "forks change nothing";
+  }
+}
+
+TEST(EngineTest, LogprobsOfAPromptAreThoseOfItsPrefixes) {
+  const auto engine = MakeEngine();
+  const std::vector<int32_t> prompt = Prompt(140);
+  SamplingParams sampling = Greedy(1);
+  std::vector<PromptLogprobs> scored;
+  for (const int32_t chunk : {1, 7, 8}) {
+    auto sequence = engine->NewSequence(prompt, 0, sampling, 141).value();
+    sequence->WantPromptLogprobs();
+    while (sequence->num_generated() == 0) {
+      const auto pending = static_cast<int32_t>(sequence->num_pending());
+      const StepPart part{sequence.get(), std::min(chunk, pending)};
+      ASSERT_TRUE(engine->Step({&part, 1}).ok());
+    }
+    scored.push_back(sequence->prompt_logprobs());
+    EXPECT_EQ(sequence->generated()[0], Answer(*engine, {prompt, sampling})[0].id);
+  }
+  ASSERT_EQ(scored[0].logprobs.size(), prompt.size() - 1);
+  ASSERT_EQ(scored[0].top.size(), 3 * (prompt.size() - 1));
+  EXPECT_EQ(scored[1], scored[0]);
+  EXPECT_EQ(scored[2], scored[0]);
+  for (const size_t length : {size_t{1}, size_t{2}, size_t{64}, size_t{128}, size_t{139}}) {
+    // The next token, forced by a bias that log-probabilities do not see.
+    SamplingParams forced = sampling;
+    forced.logit_bias = {{prompt[length], 100.0f}};
+    const GeneratedToken next =
+        Answer(*engine, {{prompt.begin(), prompt.begin() + static_cast<int>(length)}, forced})[0];
+    ASSERT_EQ(next.id, prompt[length]);
+    EXPECT_EQ(scored[0].logprobs[length - 1], next.logprob) << length;
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(scored[0].top[3 * (length - 1) + i], next.top_logprobs[i]);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lodestone

@@ -255,5 +255,55 @@ TEST(SequenceCacheDeathTest, LengthNeverOutrunsThePages) {
   EXPECT_DEATH(sequence->SetLength(255), "length 255 after 256");
 }
 
+void FillRuns(const std::vector<RowRun>& runs, unsigned char seed) {
+  for (const RowRun& run : runs) {
+    for (int part = 0; part < run.num_parts; ++part) {
+      for (int64_t row = 0; row < run.num_rows; ++row) {
+        auto* bytes =
+            reinterpret_cast<unsigned char*>(run.part[part] + row * run.part_stride[part]);
+        for (int64_t i = 0; i < run.part_bytes[part]; ++i) bytes[i] = seed++;
+      }
+    }
+  }
+}
+
+bool SameRows(const std::vector<RowRun>& a, const std::vector<RowRun>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].num_rows != b[i].num_rows || a[i].num_parts != b[i].num_parts) return false;
+    for (int part = 0; part < a[i].num_parts; ++part) {
+      for (int64_t row = 0; row < a[i].num_rows; ++row) {
+        if (std::memcmp(a[i].part[part] + row * a[i].part_stride[part],
+                        b[i].part[part] + row * b[i].part_stride[part],
+                        static_cast<size_t>(a[i].part_bytes[part])) != 0) {
+          return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+TEST(SequenceCacheTest, ACopyHasAllRowsAndSharesNone) {
+  for (const KvFormat format : {KvFormat::kBf16, KvFormat::kFp8}) {
+    CacheShape shape = SmallShape();
+    shape.kv_format = format;
+    const auto pool = Pool(shape);
+    for (const int64_t length : {1, 4, 127, 255, 256, 257, 1027}) {
+      const auto source = Sequence(*pool);
+      source->SetLength(length);
+      FillRuns(source->AppendRuns(0, length), 1);
+      FillRuns(source->FinalRuns(length), 77);
+      const auto copy = Sequence(*pool);
+      copy->CopyFrom(*source);
+      EXPECT_EQ(copy->length(), length);
+      EXPECT_TRUE(SameRows(copy->AppendRuns(0, length), source->AppendRuns(0, length))) << length;
+      EXPECT_TRUE(SameRows(copy->FinalRuns(length), source->FinalRuns(length))) << length;
+      FillRuns(source->FinalRuns(length), 5);
+      EXPECT_FALSE(SameRows(copy->FinalRuns(length), source->FinalRuns(length)));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lodestone
