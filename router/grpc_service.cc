@@ -91,6 +91,8 @@ ApiOr<ApiRequest> ParseRequest(const v1::GenerateRequest& proto, const ModelInfo
   api.sampling = FromProto(sampling);
   api.sampling.seed = 0;  // both are set with the defaults
   api.sampling.max_new_tokens = SamplingParams().max_new_tokens;
+  api.logprobs = api.sampling.logprobs;
+  api.top_logprobs = api.sampling.top_logprobs;
   if (std::optional<ApiError> error = CheckSampling(api.sampling, model.vocab_size)) return *error;
   if (std::optional<ApiError> error = CheckStops(proto)) return *error;
   api.stop.assign(proto.stop().begin(), proto.stop().end());
@@ -202,7 +204,7 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
     reply_ = v1::GenerateReply();
     FinishReason reason = outcome.finish_reason;
     if (text_.has_value()) {
-      reply_.set_text(text_->Finish().content);
+      reply_.set_text(text_->Finish(outcome.finish_reason).content);
       if (text_->stopped()) reason = FinishReason::kStop;
     }
     reply_.set_finish_reason(ToProto(reason));

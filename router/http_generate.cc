@@ -7,23 +7,23 @@
 namespace lodestone {
 namespace {
 
-// The prompts one after the other, each a choice of the answer. The outcome is of all together.
-Task<ApiOr<Outcome>> RunChoices(const std::vector<Request>& requests, RequestFlow& flow,
+// The prompts one after the other. The outcome is of all together.
+Task<ApiOr<Outcome>> RunPrompts(const std::vector<Request>& requests, RequestFlow& flow,
                                 HttpReply& reply, CancelSource& client) {
   Outcome total;
   total.attempts = 0;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const Request& request = requests[i];
-    co_await reply.BeginChoice(static_cast<int64_t>(i), request.prompt);
+  for (const Request& request : requests) {
+    const std::vector<TokenSink*> choices = reply.AddPrompt(request);
     Outcome outcome;
     outcome.finish_reason = FinishReason::kLength;
-    outcome.usage.prompt_tokens = static_cast<int64_t>(request.prompt.size());
     if (request.sampling.max_new_tokens > 0) {
-      const ApiOr<Outcome> result = co_await flow.Run(request, reply, client);
+      const ApiOr<Outcome> result = co_await flow.Run(request, choices, client);
       if (!result.ok()) co_return result.error();
       outcome = result.value();
+    } else {
+      for (TokenSink* choice : choices) co_await choice->End(outcome);
     }
-    co_await reply.EndChoice(outcome);
+    reply.EndPrompt(outcome);
     total.finish_reason = outcome.finish_reason;
     total.attempts += outcome.attempts;
     total.timings = outcome.timings;
@@ -78,7 +78,7 @@ Task<void> HttpService::Generate(ApiKind api, const HttpRequest& request, HttpEx
   const std::unique_ptr<HttpReply> reply = HttpReply::Create(std::move(reply_context));
   context_.router_metrics->StreamsOpen(1);
   const ApiOr<Outcome> outcome =
-      co_await RunChoices(requests, *context_.flow, *reply, exchange.client());
+      co_await RunPrompts(requests, *context_.flow, *reply, exchange.client());
   if (outcome.ok()) {
     end.outcome = outcome.value();
     co_await reply->Finish();

@@ -1,15 +1,29 @@
 #include "router/http_reply.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 
 #include <absl/strings/str_cat.h>
 
-#include "text/detokenizer.h"
+#include "base/status_macros.h"
+#include "router/limits.h"
+#include "router/reply_choice.h"
 
 namespace lodestone {
 namespace {
 
+// Of one event: as JSON it is at most six times as long.
+constexpr size_t kMaxEventText = kMaxEventBytes / 8;
 constexpr int64_t kBufferedBytes = 128 << 10;  // of a stream, before its tokens are awaited
+
+// Where a part of `text` from `begin` ends: between characters, after at most `limit` bytes.
+size_t PartEnd(std::string_view text, size_t begin, size_t limit) {
+  if (text.size() - begin <= limit) return text.size();
+  size_t end = begin + limit;
+  while (end > begin + 1 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return end;
+}
 
 double SecondsBetween(TimePoint from, TimePoint to) {
   return std::chrono::duration<double>(to - from).count();
@@ -32,40 +46,14 @@ class BodyReply final : public HttpReply {
  public:
   explicit BodyReply(ReplyContext context) : HttpReply(std::move(context)) {}
 
-  Task<absl::StatusOr<Written>> Write(std::span<const GeneratedToken> tokens) override {
-    const int64_t before = num_tokens_;
-    for (const ReplyPiece& piece : ToPieces(tokens)) Append(piece);
-    co_return WrittenSince(before);
-  }
-
-  Task<void> BeginChoice(int64_t choice, const std::vector<TokenId>& prompt) override {
-    StartChoice(choice, prompt);
-    ReplyPiece& piece = choices_.emplace_back();
-    piece.choice = choice;
-    piece.logprobs = context_.api->logprobs;
-    piece.content = echo_text_;
-    piece.text_offset = text_offset_;
-    co_return;
-  }
-
-  Task<void> EndChoice(const Outcome& outcome) override {
-    ReplyPiece last = LastPiece(outcome);
-    Append(last);
-    choices_.back().finish_reason = std::move(last.finish_reason);
-    AddUsage(outcome);
-    last_ = outcome;
-    co_return;
-  }
-
   Task<void> Finish() override {
     HttpResponse response;
     response.headers = CommonHeaders(context_);
     response.headers.emplace_back("x-lodestone-prefill", last_.prefill_worker);
     response.headers.emplace_back("x-lodestone-decode", last_.decode_worker);
     response.headers.emplace_back("Server-Timing", ServerTiming(last_.timings));
-    response.body = reply_.Body(choices_, usage_, context_.debug ? DebugMembers(last_) : "");
+    response.body = reply_.Body(whole_, usage_, context_.debug ? DebugMembers(last_) : "");
     co_await context_.exchange->Send(std::move(response));
-    first_token_written_ = true;
   }
 
   Task<void> Fail(const ApiError& error) override {
@@ -73,16 +61,39 @@ class BodyReply final : public HttpReply {
     co_await context_.exchange->Send(std::move(response));
   }
 
- private:
-  void Append(const ReplyPiece& piece) {
-    ReplyPiece& choice = choices_.back();
-    choice.reasoning += piece.reasoning;
-    choice.content += piece.content;
-    choice.tokens.insert(choice.tokens.end(), piece.tokens.begin(), piece.tokens.end());
+ protected:
+  Task<absl::Status> Send(std::vector<ReplyPiece> pieces, int64_t) override {
+    for (ReplyPiece& piece : pieces) Append(std::move(piece));
+    co_return absl::OkStatus();
+  }
+  void SendLast(ReplyPiece last) override {
+    const size_t choice = static_cast<size_t>(last.choice);
+    std::optional<std::string> reason = std::move(last.finish_reason);
+    Append(std::move(last));
+    whole_[choice].finish_reason = std::move(reason);
   }
 
-  std::vector<ReplyPiece> choices_;
-  Outcome last_;
+ private:
+  void Append(ReplyPiece piece) {
+    const size_t number = static_cast<size_t>(piece.choice);
+    while (whole_.size() <= number) {
+      ReplyPiece& empty = whole_.emplace_back();
+      empty.choice = std::ssize(whole_) - 1;
+      empty.logprobs = piece.logprobs;
+    }
+    ReplyPiece& choice = whole_[number];
+    if (choice.tokens.empty()) {
+      choice.num_unscored = piece.num_unscored;
+      choice.text_offset = piece.text_offset;
+    }
+    choice.reasoning += piece.reasoning;
+    choice.content += piece.content;
+    std::move(piece.tool_calls.begin(), piece.tool_calls.end(),
+              std::back_inserter(choice.tool_calls));
+    std::move(piece.tokens.begin(), piece.tokens.end(), std::back_inserter(choice.tokens));
+  }
+
+  std::vector<ReplyPiece> whole_;  // by choice
 };
 
 // Server-sent events. The head leaves with the first token or keep-alive, so that what fails
@@ -95,44 +106,6 @@ class StreamReply final : public HttpReply {
         ended_(*context_.service->loop),
         last_write_(RealClock()->Now()) {
     keepalive_.Spawn(KeepAlive());
-  }
-
-  Task<absl::StatusOr<Written>> Write(std::span<const GeneratedToken> tokens) override {
-    const bool is_first = !first_token_written_;
-    const int64_t before = num_tokens_;
-    const std::vector<ReplyPiece> pieces = ToPieces(tokens);
-    for (const ReplyPiece& piece : pieces) SendPiece(piece);
-    const absl::Status drained = co_await context_.exchange->Drain(is_first ? 0 : kBufferedBytes);
-    if (!drained.ok()) co_return drained;
-    Measure(num_tokens_ - before);
-    co_return WrittenSince(before);
-  }
-
-  Task<void> BeginChoice(int64_t choice, const std::vector<TokenId>& prompt) override {
-    StartChoice(choice, prompt);
-    if (echo_text_.empty()) co_return;
-    ReplyPiece piece;
-    piece.choice = choice;
-    piece.content = echo_text_;
-    SendPiece(piece);
-  }
-
-  Task<void> EndChoice(const Outcome& outcome) override {
-    const std::optional<Usage> usage = ContinuousUsage();
-    ReplyPiece last = LastPiece(outcome);
-    if (last.with_role || !last.content.empty() || !last.reasoning.empty()) {
-      ReplyPiece text = last;
-      text.finish_reason.reset();
-      SendPiece(text);
-      last.with_role = false;
-      last.content.clear();
-      last.reasoning.clear();
-    }
-    last.logprobs = false;
-    SendEvent(reply_.Chunk(last, usage));
-    AddUsage(outcome);
-    last_ = outcome;
-    co_return;
   }
 
   Task<void> Finish() override {
@@ -153,8 +126,51 @@ class StreamReply final : public HttpReply {
     co_await context_.exchange->EndStream(true);
   }
 
+ protected:
+  Task<absl::Status> Send(std::vector<ReplyPiece> pieces, int64_t num_tokens) override {
+    const bool is_first = !first_token_written_ && num_tokens > 0;
+    for (const ReplyPiece& piece : pieces) {
+      CO_RETURN_IF_ERROR(co_await context_.exchange->Drain(kMaxOutputBytes - kMaxEventBytes));
+      SendPiece(piece);
+    }
+    const absl::Status drained = co_await context_.exchange->Drain(is_first ? 0 : kBufferedBytes);
+    if (!drained.ok()) co_return drained;
+    if (num_tokens > 0) Measure(pieces.empty() ? 0 : pieces.front().choice, num_tokens);
+    co_return absl::OkStatus();
+  }
+
+  void SendLast(ReplyPiece last) override {
+    if (last.with_role || last.has_text()) {
+      ReplyPiece text = last;
+      text.finish_reason.reset();
+      SendPiece(text);
+      last.with_role = false;
+      last.content.clear();
+      last.reasoning.clear();
+      last.tool_calls.clear();
+    }
+    last.logprobs = false;
+    SendPiece(last);
+  }
+
  private:
-  void SendPiece(const ReplyPiece& piece) { SendEvent(reply_.Chunk(piece, ContinuousUsage())); }
+  // In parts if its text is long; a finish reason goes with the last one.
+  void SendPiece(const ReplyPiece& piece) {
+    if (piece.content.size() <= kMaxEventText || !piece.tokens.empty()) {
+      return SendEvent(reply_.Chunk(piece, ContinuousUsage()));
+    }
+    ReplyPiece part = piece;
+    for (size_t begin = 0; begin < piece.content.size();) {
+      const size_t end = PartEnd(piece.content, begin, kMaxEventText);
+      part.content = piece.content.substr(begin, end - begin);
+      part.finish_reason = end == piece.content.size() ? piece.finish_reason : std::nullopt;
+      SendEvent(reply_.Chunk(part, ContinuousUsage()));
+      part.with_role = false;
+      part.reasoning.clear();
+      part.tool_calls.clear();
+      begin = end;
+    }
+  }
 
   void SendEvent(std::string_view data) {
     EnsureStarted();
@@ -177,21 +193,21 @@ class StreamReply final : public HttpReply {
 
   std::optional<Usage> ContinuousUsage() const {
     if (!context_.api->continuous_usage) return std::nullopt;
-    return UsageSoFar();
+    return usage_;
   }
 
-  void Measure(int64_t num_tokens) {
+  void Measure(int64_t choice, int64_t num_tokens) {
     const TimePoint now = RealClock()->Now();
+    const TimePoint before = std::exchange(last_tokens_.try_emplace(choice, now).first->second, now);
     RouterMetrics& metrics = *context_.service->router_metrics;
     if (!std::exchange(first_token_written_, true)) {
       metrics.FirstTokenWritten(SecondsBetween(context_.received_at, now));
       --num_tokens;
       if (num_tokens > 0) metrics.TokensWritten(num_tokens, 0);
     } else if (num_tokens > 0) {
-      metrics.TokensWritten(num_tokens, SecondsBetween(last_tokens_, now) /
-                                            static_cast<double>(num_tokens));
+      metrics.TokensWritten(num_tokens,
+                            SecondsBetween(before, now) / static_cast<double>(num_tokens));
     }
-    last_tokens_ = now;
   }
 
   // The pause before the next keep-alive; nullopt: none is wanted.
@@ -221,9 +237,7 @@ class StreamReply final : public HttpReply {
         context_.exchange->Write(": keep-alive\n\n");
         last_write_ = RealClock()->Now();
       } else {
-        ReplyPiece empty;
-        empty.choice = choice_;
-        SendPiece(empty);
+        SendPiece(ReplyPiece());
       }
     }
   }
@@ -237,10 +251,10 @@ class StreamReply final : public HttpReply {
   TaskGroup keepalive_;
   Event ended_;
   TimePoint last_write_;
-  TimePoint last_tokens_;
+  std::map<int64_t, TimePoint> last_tokens_;  // by choice
   bool started_ = false;
   bool stopped_ = false;
-  Outcome last_;
+  bool first_token_written_ = false;
 };
 
 ReplyHead MakeHead(const ReplyContext& context) {
@@ -278,87 +292,28 @@ HttpResponse ErrorResponse(const ApiError& error, const std::string& request_id)
 HttpReply::HttpReply(ReplyContext context)
     : context_(std::move(context)),
       reply_(MakeHead(context_), context_.service->model->tokenizer.get()) {}
+HttpReply::~HttpReply() = default;
 
 std::unique_ptr<HttpReply> HttpReply::Create(ReplyContext context) {
   if (context.api->stream) return std::make_unique<StreamReply>(std::move(context));
   return std::make_unique<BodyReply>(std::move(context));
 }
 
-void HttpReply::StartChoice(int64_t choice, const std::vector<TokenId>& prompt) {
-  text_ = std::make_unique<TextOutput>(*context_.service->model, *context_.api);
-  choice_ = choice;
-  with_role_ = context_.api->api == ApiKind::kChat;
-  num_tokens_ = 0;
-  num_reasoning_tokens_ = 0;
-  num_prompt_tokens_ = static_cast<int64_t>(prompt.size());
-  echo_text_ = context_.api->echo ? Decode(*context_.service->model->tokenizer, prompt) : "";
-  text_offset_ = CountCharacters(echo_text_);
-}
-
-std::vector<ReplyPiece> HttpReply::ToPieces(std::span<const GeneratedToken> tokens) {
-  std::vector<ReplyPiece> pieces;
-  for (const GeneratedToken& token : tokens) {
-    if (text_->stopped()) break;
-    TextOutput::Piece text = text_->Push(token.id);
-    ++num_tokens_;
-    if (text.is_reasoning) ++num_reasoning_tokens_;
-    ReplyPiece piece;
-    piece.choice = choice_;
-    piece.with_role = with_role_;
-    piece.reasoning = std::move(text.reasoning);
-    piece.content = std::move(text.content);
-    piece.logprobs = context_.api->logprobs;
-    piece.text_offset = text_offset_;
-    if (piece.logprobs && !text.is_reasoning) {
-      piece.tokens.push_back(token);
-      text_offset_ += CountCharacters(context_.service->model->tokenizer->TokenBytes(token.id));
-    }
-    const bool says_something = piece.with_role || !piece.reasoning.empty() ||
-                                !piece.content.empty() || !piece.tokens.empty() || num_tokens_ == 1 ||
-                                context_.api->continuous_usage;
-    if (!says_something) continue;
-    with_role_ = false;
-    pieces.push_back(std::move(piece));
+std::vector<TokenSink*> HttpReply::AddPrompt(const Request& request) {
+  usage_.prompt_tokens += std::ssize(request.prompt);
+  std::vector<TokenSink*> sinks;
+  for (size_t i = 0; i <= request.fork_seeds.size(); ++i) {
+    const int64_t index = std::ssize(choices_);
+    choices_.push_back(std::make_unique<Choice>(this, index, &request));
+    sinks.push_back(choices_.back().get());
   }
-  return pieces;
+  return sinks;
 }
 
-TokenSink::Written HttpReply::WrittenSince(int64_t num_tokens_before) const {
-  return Written{.num_tokens = static_cast<size_t>(num_tokens_ - num_tokens_before),
-                 .stopped = text_->stopped()};
-}
-
-ReplyPiece HttpReply::LastPiece(const Outcome& outcome) {
-  TextOutput::Piece text = text_->Finish();
-  ReplyPiece piece;
-  piece.choice = choice_;
-  piece.with_role = std::exchange(with_role_, false);
-  piece.reasoning = std::move(text.reasoning);
-  piece.content = std::move(text.content);
-  piece.logprobs = context_.api->logprobs;
-  piece.text_offset = text_offset_;
-  // A stop string may only become certain with the text held back until now.
-  const bool stopped = text_->stopped() || outcome.finish_reason == FinishReason::kStop;
-  piece.finish_reason = stopped ? "stop" : "length";
-  return piece;
-}
-
-void HttpReply::AddUsage(const Outcome& outcome) {
-  usage_.prompt_tokens += outcome.usage.prompt_tokens;
-  usage_.completion_tokens += outcome.usage.completion_tokens;
+void HttpReply::EndPrompt(const Outcome& outcome) {
   usage_.cached_tokens += outcome.usage.cached_tokens;
-  usage_.reasoning_tokens += num_reasoning_tokens_;
-  num_prompt_tokens_ = 0;
-  num_tokens_ = 0;
-  num_reasoning_tokens_ = 0;
-}
-
-Usage HttpReply::UsageSoFar() const {
-  Usage usage = usage_;
-  usage.prompt_tokens += num_prompt_tokens_;
-  usage.completion_tokens += num_tokens_;
-  usage.reasoning_tokens += num_reasoning_tokens_;
-  return usage;
+  last_ = outcome;
+  last_.usage = usage_;
 }
 
 }  // namespace lodestone

@@ -8,7 +8,6 @@
 #include "router/http_server.h"
 #include "router/http_service.h"
 #include "router/openai_reply.h"
-#include "router/text_output.h"
 
 namespace lodestone {
 
@@ -24,43 +23,35 @@ struct ReplyContext {
 
 HttpResponse ErrorResponse(const ApiError& error, const std::string& request_id);
 
-// One answer: its choices one after the other, then the end. Loop only.
-class HttpReply : public TokenSink {
+// One answer: prompt after prompt, the choices of a prompt side by side, then the end. Loop only.
+class HttpReply {
  public:
   static std::unique_ptr<HttpReply> Create(ReplyContext context);
+  virtual ~HttpReply();
 
-  // Before the tokens of a choice; `prompt` is its tokens.
-  virtual Task<void> BeginChoice(int64_t choice, const std::vector<TokenId>& prompt) = 0;
-  virtual Task<void> EndChoice(const Outcome& outcome) = 0;
+  // The choices of the next prompt: a sink for each, until the reply dies. `request` must outlive
+  // it.
+  std::vector<TokenSink*> AddPrompt(const Request& request);
+  // All choices of the prompt have ended.
+  void EndPrompt(const Outcome& outcome);
   virtual Task<void> Finish() = 0;
   virtual Task<void> Fail(const ApiError& error) = 0;
 
-  bool first_token_written() const { return first_token_written_; }
-  const Usage& usage() const { return usage_; }
+  const Usage& usage() const { return usage_; }  // so far
 
  protected:
+  class Choice;
   explicit HttpReply(ReplyContext context);
-  // What these tokens add to the choice, one piece a token.
-  std::vector<ReplyPiece> ToPieces(std::span<const GeneratedToken> tokens);
-  // The text still held back, with the finish reason.
-  Written WrittenSince(int64_t num_tokens_before) const;
-  ReplyPiece LastPiece(const Outcome& outcome);
-  void StartChoice(int64_t choice, const std::vector<TokenId>& prompt);
-  void AddUsage(const Outcome& outcome);
-  Usage UsageSoFar() const;
+  // Sends what a choice adds, which `num_tokens` new tokens made. CANCELLED: the client is gone.
+  virtual Task<absl::Status> Send(std::vector<ReplyPiece> pieces, int64_t num_tokens) = 0;
+  // The same for the last of a choice, with its finish reason.
+  virtual void SendLast(ReplyPiece last) = 0;
 
   const ReplyContext context_;
   const OpenAiReply reply_;
-  std::unique_ptr<TextOutput> text_;
-  int64_t choice_ = 0;
-  int64_t text_offset_ = 0;
-  bool with_role_ = true;   // the next piece begins the choice
-  int64_t num_prompt_tokens_ = 0;  // of this choice
-  int64_t num_tokens_ = 0;
-  int64_t num_reasoning_tokens_ = 0;
-  std::string echo_text_;
-  Usage usage_;             // of ended choices
-  bool first_token_written_ = false;
+  std::vector<std::unique_ptr<Choice>> choices_;
+  Usage usage_;
+  Outcome last_;  // of the last prompt that ended
 };
 
 }  // namespace lodestone

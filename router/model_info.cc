@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/status_macros.h"
 #include "router/json_reader.h"
+#include "text/vendor_texts.h"
 
 namespace lodestone {
 namespace {
@@ -72,8 +73,8 @@ absl::Status ReadGenerationConfig(const std::string& path, ModelInfo& info) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<const ModelInfo>> ModelInfo::Load(const std::string& directory,
-                                                                 const std::string& served_name) {
+absl::StatusOr<std::unique_ptr<ModelInfo>> ModelInfo::Load(const std::string& directory,
+                                                           const std::string& served_name) {
   auto info = std::make_unique<ModelInfo>();
   std::error_code ignored;
   const std::filesystem::path path = std::filesystem::canonical(directory, ignored);
@@ -85,7 +86,8 @@ absl::StatusOr<std::unique_ptr<const ModelInfo>> ModelInfo::Load(const std::stri
   ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load((path / "tokenizer.json").string()));
   info->tokenizer = std::make_unique<const Tokenizer>(std::move(tokenizer));
   info->tokenizer_fingerprint = absl::StrFormat("%016x", info->tokenizer->fingerprint());
-  ASSIGN_OR_RETURN(ChatFormat format, ChatFormat::Create(info->tokenizer.get()));
+  ASSIGN_OR_RETURN(ChatFormat format,
+                   ChatFormat::Create(info->tokenizer.get(), LoadVendorTexts(path.string())));
   info->chat_format = std::make_unique<const ChatFormat>(std::move(format));
   RETURN_IF_ERROR(ReadConfig((path / "config.json").string(), *info));
   if (info->tokenizer->vocab_size() > info->vocab_size) {

@@ -12,12 +12,12 @@
 
 namespace lodestone {
 
-// What the router knows of the model it serves: from tokenizer.json, config.json and
-// generation_config.json of its directory. Immutable.
+// What the router knows of the model it serves: from tokenizer.json, config.json,
+// generation_config.json and the folder encoding of its directory. Const once it serves.
 struct ModelInfo {
   // NOT_FOUND or INVALID_ARGUMENT names the file. `served_name` empty: the directory's name.
-  static absl::StatusOr<std::unique_ptr<const ModelInfo>> Load(const std::string& directory,
-                                                               const std::string& served_name);
+  static absl::StatusOr<std::unique_ptr<ModelInfo>> Load(const std::string& directory,
+                                                         const std::string& served_name);
 
   std::string directory_name;
   std::vector<std::string> names;  // the served name first

@@ -173,8 +173,9 @@ void RefuseUnless(FieldReader& reader, std::string_view name,
   if (value == nullptr) return;
   const std::string text = json::serialize(*value);
   if (std::find(allowed.begin(), allowed.end(), text) != allowed.end()) return;
-  reader.Fail(Unsupported(name, absl::StrCat(std::string(name), " is not supported (got ",
-                                             text.substr(0, 64), ")")));
+  const std::string path = reader.PathOf(name);
+  reader.Fail(Unsupported(path, absl::StrCat(path, " is not supported (got ", text.substr(0, 64),
+                                             ")")));
 }
 
 void ReadCommonFields(FieldReader& reader, const SchemaRules& rules, ApiRequest& request) {
@@ -185,9 +186,7 @@ void ReadCommonFields(FieldReader& reader, const SchemaRules& rules, ApiRequest&
   ReadStreaming(reader, nested_error, request);
   if (nested_error.has_value()) reader.Fail(*nested_error);
   request.skip_special_tokens = reader.Bool("skip_special_tokens").value_or(true);
-  if (const std::optional<int64_t> n = reader.Int("n", 1, 128); n.value_or(1) != 1) {
-    reader.Fail(Unsupported("n", absl::StrCat("n is ", *n, ", only 1 is supported")));
-  }
+  request.num_choices = static_cast<int32_t>(reader.Int("n", 1, kMaxChoices).value_or(1));
   reader.Ignore({"user", "safety_identifier", "metadata", "store", "service_tier",
                  "prompt_cache_key", "verbosity"});
 }

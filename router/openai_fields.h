@@ -9,6 +9,10 @@ namespace lodestone {
 // Model, sampling, stop and streaming fields.
 void ReadCommonFields(FieldReader& reader, const SchemaRules& rules, ApiRequest& request);
 void ReadMessages(FieldReader& reader, ApiRequest& request);
+// Tools and response format, declared in the messages as their JSON stands in `body`. Call after
+// ReadMessages.
+void ReadTools(FieldReader& reader, std::string_view body, ApiRequest& request);
+void ReadResponseFormat(FieldReader& reader, std::string_view body, ApiRequest& request);
 // Integers below vocab_size; `path` is the array's.
 std::vector<TokenId> ReadTokenIds(FieldReader& reader, const json::array& array, std::string path,
                                   int32_t vocab_size);

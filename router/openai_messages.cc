@@ -38,9 +38,10 @@ std::string JoinParts(FieldReader& message, const json::array& parts, const std:
   return text;
 }
 
-std::string ReadContent(FieldReader& message) {
+std::string ReadContent(FieldReader& message, bool may_be_absent) {
   const json::value* content = message.Find("content");
   if (content == nullptr) {
+    if (may_be_absent) return {};
     message.Fail(InvalidValue(message.PathOf("content"),
                               absl::StrCat(message.PathOf("content"), " is required")));
     return {};
@@ -62,24 +63,89 @@ ChatRole ReadRole(FieldReader& message) {
   if (role == "system" || role == "developer") return ChatRole::kSystem;
   if (role == "user") return ChatRole::kUser;
   if (role == "assistant") return ChatRole::kAssistant;
+  if (role == "tool") return ChatRole::kTool;
   if (role == "latest_reminder") return ChatRole::kLatestReminder;
   const std::string path = message.PathOf("role");
-  if (role == "tool" || role == "function") {
-    message.Fail(Unsupported(path, absl::StrCat(path, " is \"", role, "\": tools are not supported")));
+  if (role == "function") {
+    message.Fail(Unsupported(path, absl::StrCat(path, " is \"function\", use \"tool\"")));
   } else {
-    message.Fail(InvalidValue(path, absl::StrCat(path, " is \"", role.substr(0, 64),
-                                                 "\", expected system, developer, user or assistant")));
+    message.Fail(InvalidValue(path, absl::StrCat(path, " is \"", role.substr(0, 64), "\", expected ",
+                                                 "system, developer, user, assistant or tool")));
   }
   return ChatRole::kUser;
+}
+
+std::string RequiredString(FieldReader& reader, std::string_view name) {
+  const std::optional<std::string> value = reader.String(name);
+  if (!value.has_value()) {
+    reader.Fail(InvalidValue(reader.PathOf(name),
+                             absl::StrCat(reader.PathOf(name), " is required")));
+  }
+  return value.value_or("");
+}
+
+ToolCall ReadToolCall(FieldReader& call, std::optional<ApiError>& error) {
+  ToolCall result;
+  result.id = RequiredString(call, "id");
+  const std::string type = call.String("type").value_or("function");
+  if (type != "function") {
+    call.Fail(Unsupported(call.PathOf("type"), absl::StrCat(call.PathOf("type"), " is \"",
+                                                            type.substr(0, 64),
+                                                            "\", only functions are called")));
+  }
+  const json::object* object = call.Object("function");
+  if (object == nullptr) {
+    call.Fail(InvalidValue(call.PathOf("function"),
+                           absl::StrCat(call.PathOf("function"), " is required")));
+    return result;
+  }
+  FieldReader function(*object, call.PathOf("function"), &error);
+  result.name = RequiredString(function, "name");
+  result.arguments = RequiredString(function, "arguments");
+  return result;
+}
+
+std::vector<ToolCall> ReadToolCalls(FieldReader& message) {
+  std::vector<ToolCall> calls;
+  const json::array* array = message.Array("tool_calls");
+  if (array == nullptr) return calls;
+  if (array->size() > kMaxTools) {
+    message.Fail(InvalidValue(message.PathOf("tool_calls"),
+                              absl::StrCat(message.PathOf("tool_calls"), " has ", array->size(),
+                                           " entries, limit is ", kMaxTools)));
+    return calls;
+  }
+  for (size_t i = 0; i < array->size() && !message.failed(); ++i) {
+    const std::string path = absl::StrCat(message.PathOf("tool_calls"), "[", i, "]");
+    if (!(*array)[i].is_object()) {
+      message.Fail(InvalidType(path, absl::StrCat(path, " is ",
+                                                  std::string(TypeName((*array)[i])),
+                                                  ", expected an object")));
+      return calls;
+    }
+    std::optional<ApiError> error;
+    FieldReader call((*array)[i].get_object(), path, &error);
+    calls.push_back(ReadToolCall(call, error));
+    if (error.has_value()) message.Fail(*error);
+  }
+  return calls;
 }
 
 ChatMessage ReadMessage(FieldReader& message) {
   ChatMessage result;
   result.role = ReadRole(message);
-  for (const std::string_view name : {"tool_calls", "function_call", "tool_call_id"}) {
-    RefuseUnless(message, name, {"[]"});
+  RefuseUnless(message, "function_call", {});
+  if (result.role == ChatRole::kAssistant) {
+    result.tool_calls = ReadToolCalls(message);
+  } else {
+    RefuseUnless(message, "tool_calls", {"[]"});
   }
-  result.content = ReadContent(message);
+  if (result.role == ChatRole::kTool) {
+    result.tool_call_id = RequiredString(message, "tool_call_id");
+  } else {
+    RefuseUnless(message, "tool_call_id", {});
+  }
+  result.content = ReadContent(message, !result.tool_calls.empty());
   message.Ignore({"name", "refusal", "audio"});
   const std::string_view reasoning_key = "reasoning_content";
   result.reasoning_content = message.String(reasoning_key).value_or("");

@@ -7,6 +7,7 @@
 
 #include "base/build_info.h"
 #include "router/json_text.h"
+#include "text/output_parser.h"
 #include "text/utf8.h"
 
 namespace lodestone {
@@ -46,15 +47,27 @@ class OpenAiReply::Writer {
     json_.Key("delta").Open("{");
     if (piece.with_role) json_.Key("role").String("assistant");
     if (!piece.reasoning.empty()) json_.Key("reasoning_content").String(piece.reasoning);
-    const bool silent = piece.reasoning.empty() && !piece.finish_reason.has_value();
+    const bool silent = piece.reasoning.empty() && piece.tool_calls.empty() &&
+                        !piece.finish_reason.has_value();
     if (!piece.content.empty() || silent) json_.Key("content").String(piece.content);
+    if (!piece.tool_calls.empty()) {
+      json_.Key("tool_calls").Open("[");
+      for (const ToolCallDelta& call : piece.tool_calls) CallDelta(call);
+      json_.Close("]");
+    }
     json_.Close("}");
   }
 
   void Message(const ReplyPiece& piece) {
-    json_.Key("message").Open("{").Key("role").String("assistant");
-    json_.Key("content").String(piece.content).Key("refusal").Null();
+    json_.Key("message").Open("{").Key("role").String("assistant").Key("content");
+    if (piece.content.empty() && !piece.tool_calls.empty()) {
+      json_.Null();
+    } else {
+      json_.String(piece.content);
+    }
+    json_.Key("refusal").Null();
     if (!piece.reasoning.empty()) json_.Key("reasoning_content").String(piece.reasoning);
+    if (!piece.tool_calls.empty()) ToolCalls(piece);
     json_.Close("}");
   }
 
@@ -79,6 +92,27 @@ class OpenAiReply::Writer {
   }
 
  private:
+  // The id and the name are told once, the arguments in pieces.
+  void CallDelta(const ToolCallDelta& call) {
+    json_.Open("{").Key("index").Int(call.index);
+    if (!call.id.empty()) json_.Key("id").String(call.id).Key("type").String("function");
+    json_.Key("function").Open("{");
+    if (!call.name.empty()) json_.Key("name").String(call.name);
+    json_.Key("arguments").String(call.arguments).Close("}").Close("}");
+  }
+
+  void ToolCalls(const ReplyPiece& piece) {
+    ChatReply joined;
+    joined.Add({.tool_calls = piece.tool_calls});
+    json_.Key("tool_calls").Open("[");
+    for (const ToolCall& call : joined.tool_calls) {
+      json_.Open("{").Key("id").String(call.id).Key("type").String("function");
+      json_.Key("function").Open("{").Key("name").String(call.name);
+      json_.Key("arguments").String(call.arguments).Close("}").Close("}");
+    }
+    json_.Close("]");
+  }
+
   void ChatLogprobs(const ReplyPiece& piece) {
     json_.Open("{").Key("content").Open("[");
     for (const GeneratedToken& token : piece.tokens) {
@@ -106,9 +140,22 @@ class OpenAiReply::Writer {
     json_.Open("{").Key("tokens").Open("[");
     for (const GeneratedToken& token : piece.tokens) json_.String(TokenLabel(tokenizer_, token.id));
     json_.Close("]").Key("token_logprobs").Open("[");
-    for (const GeneratedToken& token : piece.tokens) json_.Number(Reported(token.logprob));
+    const auto is_scored = [&piece](const GeneratedToken& token) {
+      return &token - piece.tokens.data() >= piece.num_unscored;
+    };
+    for (const GeneratedToken& token : piece.tokens) {
+      if (is_scored(token)) {
+        json_.Number(Reported(token.logprob));
+      } else {
+        json_.Null();
+      }
+    }
     json_.Close("]").Key("top_logprobs").Open("[");
     for (const GeneratedToken& token : piece.tokens) {
+      if (!is_scored(token)) {
+        json_.Null();
+        continue;
+      }
       json_.Open("{");
       for (const TokenLogprob& top : token.top_logprobs) {
         json_.Key(TokenLabel(tokenizer_, top.token)).Number(Reported(top.logprob));

@@ -10,6 +10,7 @@
 #include "base/sampling_params.h"
 #include "router/model_info.h"
 #include "router/request.h"
+#include "text/tool_call_parser.h"
 
 namespace lodestone {
 
@@ -28,10 +29,14 @@ struct ReplyPiece {
   bool with_role = false;  // first chunk of the choice
   std::string reasoning{};
   std::string content{};
+  std::vector<ToolCallDelta> tool_calls{};
   bool logprobs = false;                 // the client asked
   std::vector<GeneratedToken> tokens{};  // to report log-probabilities of
+  int64_t num_unscored = 0;              // of them, at the front: they have none
   int64_t text_offset = 0;               // completions: characters before these tokens
   std::optional<std::string> finish_reason{};
+
+  bool has_text() const { return !reasoning.empty() || !content.empty() || !tool_calls.empty(); }
 };
 
 class OpenAiReply {

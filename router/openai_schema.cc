@@ -11,16 +11,6 @@ namespace {
 
 constexpr int64_t kAnyCount = std::numeric_limits<int64_t>::max();
 
-void ReadResponseFormat(FieldReader& reader) {
-  const json::object* format = reader.Object("response_format");
-  if (format == nullptr) return;
-  const json::value* type = format->if_contains("type");
-  if (type != nullptr && type->is_string() && type->get_string() == "text") return;
-  reader.Fail(Unsupported("response_format",
-                          absl::StrCat("response_format is ", json::serialize(*format).substr(0, 64),
-                                       ", only {\"type\":\"text\"} is supported")));
-}
-
 // One of the three ways to ask for thinking: unset, off or on.
 void AskThinking(FieldReader& reader, std::string_view name, bool thinking,
                  std::optional<bool>& wanted) {
@@ -37,8 +27,10 @@ void ReadEffort(FieldReader& reader, ApiRequest& request, std::optional<bool>& t
   if (*effort == "none") return AskThinking(reader, "reasoning_effort", false, thinking);
   if (*effort == "max" || *effort == "xhigh") {
     request.render.effort = ReasoningEffort::kMax;
-  } else if (*effort == "minimal" || *effort == "low" || *effort == "medium" || *effort == "high") {
+  } else if (*effort == "medium" || *effort == "high") {
     request.render.effort = ReasoningEffort::kHigh;
+  } else if (*effort == "minimal" || *effort == "low") {
+    request.render.effort = ReasoningEffort::kLow;
   } else {
     return reader.Fail(InvalidValue(
         "reasoning_effort", absl::StrCat("reasoning_effort is \"", effort->substr(0, 64),
@@ -95,15 +87,12 @@ void ReadChatLogprobs(FieldReader& reader, ApiRequest& request) {
 }
 
 void RefuseChatExtras(FieldReader& reader) {
-  RefuseUnless(reader, "tools", {"[]"});
-  RefuseUnless(reader, "tool_choice", {"\"none\"", "\"auto\""});
   RefuseUnless(reader, "functions", {"[]"});
   RefuseUnless(reader, "function_call", {"\"none\"", "\"auto\""});
   RefuseUnless(reader, "modalities", {"[\"text\"]"});
   for (const std::string_view name : {"prediction", "audio", "web_search_options"}) {
     RefuseUnless(reader, name, {});
   }
-  reader.Ignore({"parallel_tool_calls"});
 }
 
 void ReadPrompts(FieldReader& reader, int32_t vocab_size, ApiRequest& request) {
@@ -160,9 +149,6 @@ void ReadCompletionLogprobs(FieldReader& reader, ApiRequest& request) {
   const std::optional<int64_t> logprobs = reader.Int("logprobs", 0, kMaxCompletionLogprobs);
   request.logprobs = logprobs.has_value();
   request.top_logprobs = static_cast<int32_t>(logprobs.value_or(0));
-  if (request.echo && request.logprobs) {
-    reader.Fail(Unsupported("logprobs", "logprobs together with echo is not supported"));
-  }
 }
 
 void ReadCompletionFields(FieldReader& reader, const SchemaRules& rules, ApiRequest& request) {
@@ -207,12 +193,13 @@ ApiOr<ApiRequest> Parse(std::string_view body, const SchemaRules& rules, ApiKind
 }  // namespace
 
 ApiOr<ApiRequest> ParseChatRequest(std::string_view body, const SchemaRules& rules) {
-  return Parse(body, rules, ApiKind::kChat, [](FieldReader& reader, ApiRequest& request) {
+  return Parse(body, rules, ApiKind::kChat, [body](FieldReader& reader, ApiRequest& request) {
     ReadMessages(reader, request);
     ReadChatMaxTokens(reader, request);
     ReadChatLogprobs(reader, request);
     ReadThinking(reader, request);
-    ReadResponseFormat(reader);
+    ReadTools(reader, body, request);
+    ReadResponseFormat(reader, body, request);
     RefuseChatExtras(reader);
   });
 }

@@ -42,9 +42,17 @@ int64_t QueuedTokens(const Worker& prefill) {
   return std::max(prefill.load.queued_tokens, prefill.inflight_tokens);
 }
 
-// Fits the request into the worker's whole cache?
-bool CouldHold(const Worker& worker, int64_t tokens) {
-  return tokens <= LargestRequestTokens(worker.hello);
+// Fits the prompt, or the request with all its choices, into the worker's whole cache?
+bool CouldPrefill(const Worker& worker, const PlacementNeeds& needs) {
+  return needs.prompt_tokens <= LargestRequestTokens(worker.hello);
+}
+bool CouldDecode(const Worker& worker, const PlacementNeeds& needs) {
+  const WorkerHello& hello = worker.hello;
+  if (needs.total_tokens > LargestRequestTokens(hello)) return false;
+  return needs.num_choices == 1 ||
+         (needs.num_choices <= hello.max_sequences &&
+          needs.num_choices * WorstCaseBytes(hello, needs.total_tokens) <=
+              hello.cache_capacity_bytes);
 }
 
 NoPlacement Unserved(WorkerRole role, const WorkerList& workers, std::string why) {
@@ -82,6 +90,16 @@ NoPlacement TooLarge(const PlacementNeeds& needs, const WorkerList& workers) {
                          " tokens, the largest prefill worker holds ", largest_prefill));
     return none;
   }
+  const auto holds_choices = [&needs](const std::shared_ptr<Worker>& worker) {
+    return worker->hello.role == WorkerRole::kDecode && CouldDecode(*worker, needs);
+  };
+  if (std::none_of(workers.begin(), workers.end(), holds_choices)) {
+    none.error = ContextLengthExceeded(
+        "n", absl::StrCat("n is ", needs.num_choices, " with ", needs.total_tokens,
+                          " tokens each in the worst case, no decode worker holds them all; "
+                          "lower n or max_tokens"));
+    return none;
+  }
   return Unserved(WorkerRole::kDecode, workers,
                   absl::StrCat("no ready pair of workers can hold ", needs.total_tokens, " tokens"));
 }
@@ -109,14 +127,13 @@ PlacementOr PlaceAmong(const PlacementNeeds& needs, const WorkerList& prefills,
   bool layouts_meet = false;
   bool could_hold = false;
   for (const std::shared_ptr<Worker>& decode : decodes) {
-    const int64_t bytes = WorstCaseBytes(decode->hello, needs.total_tokens);
-    const bool has_room = decode->load.free_bytes >= bytes && decode->load.free_sequences > 0;
+    const int64_t bytes = needs.num_choices * WorstCaseBytes(decode->hello, needs.total_tokens);
+    const bool has_room =
+        decode->load.free_bytes >= bytes && decode->load.free_sequences >= needs.num_choices;
     for (const std::shared_ptr<Worker>& prefill : prefills) {
       if (prefill->hello.layout_fingerprint != decode->hello.layout_fingerprint) continue;
       layouts_meet = true;
-      if (!CouldHold(*decode, needs.total_tokens) || !CouldHold(*prefill, needs.prompt_tokens)) {
-        continue;
-      }
+      if (!CouldDecode(*decode, needs) || !CouldPrefill(*prefill, needs)) continue;
       could_hold = true;
       const Score score(LinkIsUp(*prefill, *decode), decode->load.free_bytes - bytes,
                         -QueuedTokens(*prefill));

@@ -23,7 +23,8 @@ struct Placement {
 // What a request needs, for placement: tokens in the worst case, and whom to avoid.
 struct PlacementNeeds {
   int64_t prompt_tokens = 0;   // to be prefilled, replayed tokens included
-  int64_t total_tokens = 0;    // prompt + all new ones
+  int64_t total_tokens = 0;    // prompt + all new ones, of one choice
+  int64_t num_choices = 1;     // sequences of that size, all on one decode worker
   std::set<std::string> avoid{};  // instance ids that failed this request; used if no other can
   std::string pinned_prefill{};
   std::string pinned_decode{};

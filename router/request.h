@@ -23,9 +23,13 @@ struct ApiRequest {
   std::vector<ChatMessage> messages;
   std::vector<std::variant<std::string, std::vector<TokenId>>> prompts;
   ChatRenderOptions render;
+  bool calls_tools = false;          // chat: messages declare tools, and calls in answers are read
+  bool has_response_format = false;  // chat: one is declared in the messages
+  bool parallel_tool_calls = true;   // false: an answer ends with its first call
 
   SamplingParams sampling;             // without seed and max_new_tokens
   std::optional<int64_t> seed;         // absent: drawn by the router
+  int32_t num_choices = 1;             // answers to each prompt
   std::optional<int64_t> max_tokens;   // absent: the default of the API
   std::vector<std::string> stop;
   bool include_stop_text = false;
@@ -45,7 +49,11 @@ struct ApiRequest {
 struct Request {
   RequestId id = RequestId::Random();
   std::vector<TokenId> prompt;
-  SamplingParams sampling;  // complete
+  SamplingParams sampling;  // complete; of the first choice
+  // Of the further choices, which differ in nothing else.
+  std::vector<uint64_t> fork_seeds;
+  bool prompt_logprobs = false;  // report those of the prompt, too
+  bool scores_only = false;      // nothing else is wanted: the one new token is not delivered
   TimePoint received_at;
   TimePoint deadline;
   bool is_probe = false;  // the router's own: not in the users' metrics, not queued
@@ -69,7 +77,7 @@ struct RequestTimings {
   int64_t handoff_bytes = 0;
 };
 
-// How a request ended well.
+// How a request, or one of its choices, ended well.
 struct Outcome {
   FinishReason finish_reason = FinishReason::kNone;
   Usage usage;

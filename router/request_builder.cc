@@ -13,9 +13,29 @@ namespace {
 
 constexpr int64_t kCompletionDefaultTokens = 16;
 
+// What the model's own files must have for this request.
+std::optional<ApiError> CheckFormat(const ApiRequest& api, const ChatFormat& format) {
+  const auto refuse = [](const char* param, const absl::Status& status) {
+    return Unsupported(param, std::string(status.message()));
+  };
+  if (absl::Status status = format.tools_available(); api.calls_tools && !status.ok()) {
+    return refuse("tools", status);
+  }
+  if (absl::Status status = format.response_formats_available();
+      api.has_response_format && !status.ok()) {
+    return refuse("response_format", status);
+  }
+  const absl::Status status = format.effort_available(api.render.effort);
+  if (api.render.mode == ChatMode::kThinking && !status.ok()) {
+    return refuse("reasoning_effort", status);
+  }
+  return std::nullopt;
+}
+
 ApiOr<std::vector<TokenId>> PromptTokens(const ApiRequest& api, size_t index,
                                          const ModelInfo& model) {
   if (api.api == ApiKind::kChat) {
+    if (std::optional<ApiError> error = CheckFormat(api, *model.chat_format)) return *error;
     absl::StatusOr<std::vector<TokenId>> rendered =
         model.chat_format->Render(api.messages, api.render);
     if (rendered.ok()) return *std::move(rendered);
@@ -60,21 +80,32 @@ uint64_t DrawSeed() {
   return seed;
 }
 
-std::optional<ApiError> CheckSampling(const SamplingParams& sampling) {
-  if (sampling.min_new_tokens > sampling.max_new_tokens) {
-    return InvalidValue("min_tokens", absl::StrCat("min_tokens is ", sampling.min_new_tokens,
-                                                   ", the limit of new tokens is ",
-                                                   sampling.max_new_tokens));
+std::optional<ApiError> CheckSampling(const ApiRequest& api, int64_t prompt_tokens,
+                                      int64_t new_tokens) {
+  if (api.sampling.min_new_tokens > new_tokens) {
+    return InvalidValue("min_tokens", absl::StrCat("min_tokens is ", api.sampling.min_new_tokens,
+                                                   ", the limit of new tokens is ", new_tokens));
   }
-  const int64_t entries = int64_t{sampling.max_new_tokens} * (sampling.top_logprobs + 1);
-  if (sampling.logprobs && entries > kMaxLogprobEntries) {
-    return InvalidValue("top_logprobs", absl::StrCat("max_tokens times logprobs is ", entries,
-                                                     ", limit is ", kMaxLogprobEntries));
-  }
-  return std::nullopt;
+  if (!api.logprobs) return std::nullopt;
+  const int64_t num_tokens = (new_tokens + (api.echo ? prompt_tokens : 0)) * api.num_choices;
+  const int64_t entries = num_tokens * (api.top_logprobs + 1);
+  if (entries <= kMaxLogprobEntries) return std::nullopt;
+  const char* field = api.api == ApiKind::kCompletions ? "logprobs" : "top_logprobs";
+  return InvalidValue(field, absl::StrCat("the answer may have ", entries,
+                                          " log-probabilities, limit is ", kMaxLogprobEntries,
+                                          "; ask for fewer tokens, choices or alternatives"));
 }
 
 }  // namespace
+
+uint64_t ChoiceSeed(uint64_t seed, int choice) {
+  if (choice == 0) return seed;
+  // SplitMix64 (Steele, Lea, Flood 2014): seeds that are neighbours give unrelated ones.
+  uint64_t z = seed + static_cast<uint64_t>(choice) * 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
 
 ApiOr<std::vector<Request>> BuildRequests(const ApiRequest& api, const ModelInfo& model,
                                           const BuildRules& rules, TimePoint received_at) {
@@ -86,13 +117,21 @@ ApiOr<std::vector<Request>> BuildRequests(const ApiRequest& api, const ModelInfo
     if (!prompt.ok()) return prompt.error();
     Request request;
     request.prompt = std::move(prompt).value();
-    const ApiOr<int64_t> new_tokens =
-        NewTokens(api, static_cast<int64_t>(request.prompt.size()), model, rules);
+    const int64_t prompt_tokens = std::ssize(request.prompt);
+    const ApiOr<int64_t> new_tokens = NewTokens(api, prompt_tokens, model, rules);
     if (!new_tokens.ok()) return new_tokens.error();
+    if (std::optional<ApiError> error = CheckSampling(api, prompt_tokens, new_tokens.value())) {
+      return *error;
+    }
     request.sampling = api.sampling;
     request.sampling.seed = seed;
-    request.sampling.max_new_tokens = static_cast<int32_t>(new_tokens.value());
-    if (std::optional<ApiError> error = CheckSampling(request.sampling)) return *error;
+    for (int choice = 1; choice < api.num_choices; ++choice) {
+      request.fork_seeds.push_back(ChoiceSeed(seed, choice));
+    }
+    request.prompt_logprobs = api.echo && api.logprobs;
+    request.scores_only = request.prompt_logprobs && new_tokens.value() == 0;
+    request.sampling.max_new_tokens =
+        request.scores_only ? 1 : static_cast<int32_t>(new_tokens.value());
     request.received_at = received_at;
     request.deadline = received_at + rules.request_timeout;
     requests.push_back(std::move(request));

@@ -7,7 +7,6 @@
 
 #include "base/logging.h"
 #include "base/status_macros.h"
-#include "router/worker_client.h"
 
 namespace lodestone {
 namespace {
@@ -64,21 +63,26 @@ Task<absl::StatusOr<LeaseTokens::Batch>> AwaitHandOff(LeaseTokens& tokens, Worke
 
 }  // namespace
 
-// One request on its way through its attempts.
+// One choice of a request on its way through its attempts.
 struct RequestFlow::Life {
+  Family& family;
   const Request& request;
+  SamplingParams sampling;
   TokenSink& sink;
   CancelSource& client;
-  std::optional<Admission::Ticket> ticket{};  // none: a probe
+  std::optional<Admission::Ticket> ticket{};  // none: a probe, or it runs on that of the first choice
 
   // The attempt.
   int attempt = 1;
   Placement place{};
   LeaseId lease{};
+  std::vector<LeaseId> fork_leases{};
   int64_t reserved_bytes = 0;
+  bool awaits_handoff = false;  // of another choice
   std::string phase = "queue";
 
   // Over all attempts.
+  bool has_scores = false;  // of the prompt
   std::vector<TokenId> delivered{};
   Outcome outcome{};
   bool ended = false;
@@ -94,12 +98,59 @@ struct RequestFlow::Life {
   int64_t tokens_to_come() const {
     return request.sampling.max_new_tokens - static_cast<int64_t>(delivered.size());
   }
+  int64_t num_forks() const;  // that the next attempt begins
+  bool is_first() const;
   void Blame(const Worker& worker) { avoid.insert(worker.hello.instance_id); }
   void End(FinishReason reason) {
     ended = true;
     outcome.finish_reason = reason;
   }
+  // The worker's load without this sequence: a guess until its next report; if it is wrong, the
+  // next reservation is refused.
+  void GiveBackLoad() const {
+    place.decode->load.free_bytes += reserved_bytes;
+    ++place.decode->load.free_sequences;
+  }
 };
+
+// All choices of a request. The attempt of the first one that succeeds in prefill begins the others.
+struct RequestFlow::Family {
+  explicit Family(asio::io_context& loop) : forks(loop), handed_over(loop) {}
+
+  std::vector<std::unique_ptr<Life>> lives{};
+  CancelSource stop{};  // the client is gone, or a choice has failed
+  bool begun = false;
+  PromptLogprobs prompt_logprobs{};
+  TaskGroup forks;
+  int64_t num_awaiting_handoff = 0;
+  Event handed_over;
+  std::optional<ApiError> error{};
+
+  void Fail(ApiError why) {
+    if (error.has_value()) return;
+    error = std::move(why);
+    stop.Cancel(absl::CancelledError("another choice of the request failed"));
+  }
+  void HandedOver(Life& life) {
+    if (!std::exchange(life.awaits_handoff, false)) return;
+    --num_awaiting_handoff;
+    handed_over.Notify();
+  }
+  Outcome Total() const {
+    Outcome total = lives.front()->outcome;
+    total.usage.completion_tokens = 0;
+    for (const auto& life : lives) {
+      total.usage.completion_tokens += life->outcome.usage.completion_tokens;
+      total.attempts = std::max(total.attempts, life->outcome.attempts);
+    }
+    return total;
+  }
+};
+
+bool RequestFlow::Life::is_first() const { return family.lives.front().get() == this; }
+int64_t RequestFlow::Life::num_forks() const {
+  return family.begun ? 0 : std::ssize(family.lives) - 1;
+}
 
 RequestFlow::RequestFlow(asio::io_context& loop, FlowSettings settings, WorkerRegistry* registry,
                          Admission* admission, RouterMetrics* metrics)
@@ -113,41 +164,78 @@ RequestFlow::RequestFlow(asio::io_context& loop, FlowSettings settings, WorkerRe
 
 Task<ApiOr<Outcome>> RequestFlow::Run(const Request& request, TokenSink& sink,
                                       CancelSource& client) {
-  Life life{.request = request, .sink = sink, .client = client};
+  TokenSink* const sinks[] = {&sink};
+  co_return co_await Run(request, sinks, client);
+}
+
+Task<ApiOr<Outcome>> RequestFlow::Run(const Request& request, std::span<TokenSink* const> sinks,
+                                      CancelSource& client) {
+  CHECK(sinks.size() == request.fork_seeds.size() + 1) << sinks.size() << " sinks";
+  Family family(loop_);
+  const CancelSource::Registration on_client =
+      client.OnCancel([&family](const absl::Status& reason) { family.stop.Cancel(reason); });
+  for (size_t i = 0; i < sinks.size(); ++i) {
+    family.lives.push_back(std::make_unique<Life>(Life{.family = family,
+                                                       .request = request,
+                                                       .sampling = request.sampling,
+                                                       .sink = *sinks[i],
+                                                       .client = family.stop}));
+    if (i > 0) family.lives.back()->sampling.seed = request.fork_seeds[i - 1];
+  }
+  Life& first = *family.lives.front();
   if (!request.is_probe) {
     ApiOr<Admission::Ticket> entered = admission_->Enter(static_cast<int64_t>(request.prompt.size()));
     if (!entered.ok()) co_return entered.error();
-    life.ticket.emplace(std::move(entered).value());
+    first.ticket.emplace(std::move(entered).value());
   }
-  ApiOr<Outcome> result = co_await RunAttempts(life);
-  if (result.ok() && !request.is_probe) {
+  co_await RunToEnd(first, std::nullopt);
+  co_await family.forks.WaitUntil(TimePoint::max());
+  if (family.error.has_value()) co_return *std::move(family.error);
+  if (!request.is_probe) {
     replay_budget_ =
         std::min(settings_.replay_budget, replay_budget_ + settings_.replay_budget_per_request);
   }
-  co_return result;
+  co_return family.Total();
 }
 
-Task<ApiOr<Outcome>> RequestFlow::RunAttempts(Life& life) {
-  while (true) {
+// Attempts until the choice has ended, well or in an error.
+Task<void> RequestFlow::RunToEnd(Life& life, std::optional<ApiError> error) {
+  while (!life.ended && !error.has_value()) {
     const TimePoint queued_at = RealClock()->Now();
     life.phase = "queue";
-    std::optional<ApiError> refusal = co_await PlaceAndReserve(life);
+    error = co_await PlaceAndReserve(life);
     life.outcome.timings.queue_seconds += SecondsSince(queued_at);
-    if (refusal.has_value()) co_return *std::move(refusal);
+    if (error.has_value()) break;
     const absl::Status status = co_await RunAttempt(life);
-    if (status.ok()) break;
-    if (!MayReplay(life, status)) co_return FromStatus(status, life.phase);
-    const bool busy = status.code() == absl::StatusCode::kResourceExhausted;
-    life.ticket->Return(busy ? Admission::Ticket::Patience::kKept
-                             : Admission::Ticket::Patience::kNew);
+    error = NextAttempt(life, status);
+  }
+  if (error.has_value()) {
+    life.family.Fail(*std::move(error));
+    co_return;
   }
   life.outcome.usage.prompt_tokens = static_cast<int64_t>(life.request.prompt.size());
   life.outcome.usage.completion_tokens = static_cast<int64_t>(life.delivered.size());
   life.outcome.attempts = life.attempt;
-  co_return life.outcome;
+  if (!life.family.error.has_value()) co_await life.sink.End(life.outcome);
 }
 
-// On return without an error, life.place and life.lease are those of the attempt.
+// An error, or nothing and another attempt, unless the last one ended the choice.
+std::optional<ApiError> RequestFlow::NextAttempt(Life& life, const absl::Status& status) {
+  if (status.ok()) return std::nullopt;
+  if (!MayReplay(life, status)) return FromStatus(status, life.phase);
+  if (!life.ticket.has_value()) {
+    ApiOr<Admission::Ticket> entered =
+        admission_->Enter(static_cast<int64_t>(life.request.prompt.size()));
+    if (!entered.ok()) return entered.error();
+    life.ticket.emplace(std::move(entered).value());
+    life.ticket->Run();  // so far it has
+  }
+  const bool busy = status.code() == absl::StatusCode::kResourceExhausted;
+  life.ticket->Return(busy ? Admission::Ticket::Patience::kKept : Admission::Ticket::Patience::kNew);
+  return std::nullopt;
+}
+
+// On return without an error, life.place and the leases are those of the attempt.
 Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life) {
   const PhaseAges::Stay stay = metrics_->Enter(Phase::kQueue);
   const CancelSource::Registration registration =
@@ -160,6 +248,7 @@ Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life) {
     }
     const PlacementNeeds needs{.prompt_tokens = life.tokens_to_prefill(),
                                .total_tokens = life.tokens_to_prefill() + life.tokens_to_come(),
+                               .num_choices = 1 + life.num_forks(),
                                .avoid = life.avoid,
                                .pinned_prefill = life.request.pinned_prefill,
                                .pinned_decode = life.request.pinned_decode};
@@ -176,15 +265,18 @@ Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life) {
                            .attempt = life.attempt,
                            .prompt_tokens = life.tokens_to_prefill(),
                            .max_new_tokens = life.tokens_to_come(),
-                           .prefill_instance_id = life.place.prefill->hello.instance_id};
+                           .prefill_instance_id = life.place.prefill->hello.instance_id,
+                           .num_forks = life.num_forks()};
     const TimePoint deadline = RealClock()->Now() + settings_.reserve_timeout;
     const absl::StatusOr<GrantedLease> reserved =
         co_await decode.decode->Reserve(args, deadline, decode.gone);
     if (reserved.ok()) {
       decode.load.free_bytes = reserved->free_bytes;
-      decode.load.free_sequences = std::max(0, decode.load.free_sequences - 1);
+      const auto num_leases = static_cast<int32_t>(1 + reserved->forks.size());
+      decode.load.free_sequences = std::max(0, decode.load.free_sequences - num_leases);
       life.lease = reserved->lease;
-      life.reserved_bytes = reserved->reserved_bytes;
+      life.fork_leases = reserved->forks;
+      life.reserved_bytes = reserved->reserved_bytes / num_leases;
       life.replay_deadline = TimePoint::max();
       if (life.ticket.has_value()) life.ticket->Run();
       co_return std::nullopt;
@@ -229,21 +321,68 @@ Task<absl::Status> RequestFlow::RunAttempt(Life& life) {
   // Open from here on: naming the lease keeps it alive. Its destructor releases a lease that is
   // still live, so a failed prefill cannot leak decode memory.
   std::unique_ptr<LeaseTokens> tokens = decode->decode->Subscribe(life.lease);
+  std::vector<std::unique_ptr<LeaseTokens>> fork_tokens;
+  for (const LeaseId fork : life.fork_leases) fork_tokens.push_back(decode->decode->Subscribe(fork));
   life.phase = "prefill";
-  absl::Status status = co_await Prefill(life, *tokens);
+  absl::StatusOr<RunResult> run = co_await Prefill(life, *tokens);
+  absl::Status status = run.status();
+  if (run.ok()) {
+    BeginForks(life, *run, std::move(fork_tokens));
+    status = co_await Begin(life, std::move(run->choices.front()));
+  } else {
+    for (size_t i = 0; i < life.fork_leases.size(); ++i) life.GiveBackLoad();
+    fork_tokens.clear();
+  }
   if (status.ok() && !life.ended) {
     life.phase = "decode";
     status = co_await CopyTokens(life, *tokens);
   }
+  // The other choices have their caches from this lease, even if its own tokens have ended.
+  while (status.ok() && life.family.num_awaiting_handoff > 0) {
+    co_await life.family.handed_over.WaitUntil(TimePoint::max());
+  }
   tokens = nullptr;
-  // A guess until the worker's next report; if it is wrong, the next reservation is refused.
-  decode->load.free_bytes += life.reserved_bytes;
-  ++decode->load.free_sequences;
+  life.GiveBackLoad();
   co_return status;
 }
 
-// Runs the prompt and delivers the first token.
-Task<absl::Status> RequestFlow::Prefill(Life& life, LeaseTokens& tokens) {
+// The first tokens of the other choices are there: from here on they run beside this one.
+void RequestFlow::BeginForks(Life& lead, RunResult& run,
+                             std::vector<std::unique_ptr<LeaseTokens>> tokens) {
+  Family& family = lead.family;
+  if (lead.request.prompt_logprobs && !lead.has_scores) {
+    family.prompt_logprobs = std::move(run.prompt_logprobs);
+  }
+  family.begun = true;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    Life& life = *family.lives[i + 1];
+    life.attempt = lead.attempt;
+    life.place = lead.place;
+    life.lease = lead.fork_leases[i];
+    life.reserved_bytes = lead.reserved_bytes;
+    life.outcome = lead.outcome;
+    life.first_token_at = lead.first_token_at;
+    life.awaits_handoff = true;
+    ++family.num_awaiting_handoff;
+    family.forks.Spawn(RunFork(life, std::move(tokens[i]), std::move(run.choices[i + 1])));
+  }
+}
+
+Task<void> RequestFlow::RunFork(Life& life, std::unique_ptr<LeaseTokens> tokens,
+                                RunResult::Start start) {
+  absl::Status status = co_await Begin(life, std::move(start));
+  if (status.ok() && !life.ended) {
+    life.phase = "decode";
+    status = co_await CopyTokens(life, *tokens);
+  }
+  life.family.HandedOver(life);
+  tokens = nullptr;
+  life.GiveBackLoad();
+  co_await RunToEnd(life, NextAttempt(life, status));
+}
+
+// Runs the prompt: the first token of every choice that the attempt is for.
+Task<absl::StatusOr<RunResult>> RequestFlow::Prefill(Life& life, LeaseTokens& tokens) {
   const PhaseAges::Stay stay = metrics_->Enter(Phase::kPrefill);
   const std::shared_ptr<Worker> prefill = life.place.prefill;
   const std::shared_ptr<Worker> decode = life.place.decode;
@@ -254,7 +393,11 @@ Task<absl::Status> RequestFlow::Prefill(Life& life, LeaseTokens& tokens) {
                .decode_address = decode->hello.address,
                .tokens = life.request.prompt,
                .num_generated = static_cast<int64_t>(life.delivered.size()),
-               .sampling = life.request.sampling};
+               .sampling = life.sampling,
+               .prompt_logprobs = life.request.prompt_logprobs && !life.has_scores};
+  for (size_t i = 0; i < life.fork_leases.size(); ++i) {
+    args.forks.push_back({life.fork_leases[i], life.request.fork_seeds[i]});
+  }
   args.tokens.insert(args.tokens.end(), life.delivered.begin(), life.delivered.end());
 
   CancelSource stop;  // whichever comes first: client gone, lease lost, worker gone
@@ -285,13 +428,25 @@ Task<absl::Status> RequestFlow::Prefill(Life& life, LeaseTokens& tokens) {
   timings.handoff_bytes += run->handoff_bytes;
   life.outcome.usage.cached_tokens = run->cached_tokens;
   life.first_token_at = RealClock()->Now();
-  if (run->finish_reason == FinishReason::kStop) {  // the stop token itself is not delivered
+  co_return run;
+}
+
+// Delivers what prefill made of a choice.
+Task<absl::Status> RequestFlow::Begin(Life& life, RunResult::Start start) {
+  if (life.request.prompt_logprobs && !std::exchange(life.has_scores, true)) {
+    CO_RETURN_IF_ERROR(co_await life.sink.WritePrompt(life.family.prompt_logprobs));
+  }
+  if (life.request.scores_only) {
+    life.End(FinishReason::kLength);
+    co_return absl::OkStatus();
+  }
+  if (start.finish_reason == FinishReason::kStop) {  // the stop token itself is not delivered
     life.End(FinishReason::kStop);
     co_return absl::OkStatus();
   }
-  std::vector<GeneratedToken> first(1, std::move(run->first_token));
+  std::vector<GeneratedToken> first(1, std::move(start.first_token));
   CO_RETURN_IF_ERROR(co_await Deliver(life, std::move(first)));
-  if (!life.ended && run->finish_reason != FinishReason::kNone) life.End(run->finish_reason);
+  if (!life.ended && start.finish_reason != FinishReason::kNone) life.End(start.finish_reason);
   co_return absl::OkStatus();
 }
 
@@ -320,6 +475,7 @@ Task<absl::Status> RequestFlow::CopyTokens(Life& life, LeaseTokens& tokens) {
     }
     if (std::exchange(is_first, false)) {
       stay.MoveTo(Phase::kDecode);
+      life.family.HandedOver(life);
       life.outcome.timings.handoff_seconds += SecondsSince(life.first_token_at);
       life.place.decode->consecutive_failures = 0;
     }
@@ -372,7 +528,7 @@ bool RequestFlow::MayReplay(Life& life, const absl::Status& status) {
   const bool refused = status.code() == absl::StatusCode::kInvalidArgument;
   if (refused || (IsFinal(status) && !worker_left)) return false;
   const bool busy = status.code() == absl::StatusCode::kResourceExhausted;
-  if (busy && now >= life.ticket->queue_deadline()) return false;
+  if (busy && life.ticket.has_value() && now >= life.ticket->queue_deadline()) return false;
   if (!busy && ++life.attempts_without_progress >= settings_.max_attempts_without_progress) {
     return false;
   }
@@ -403,9 +559,13 @@ void RequestFlow::BlameForHandOff(Life& life, const LeaseTokens& tokens,
                                   const absl::Status& status) {
   Worker& prefill = *life.place.prefill;
   Worker& decode = *life.place.decode;
+  // A failed hand-off of several choices is one failure.
+  const auto note = [&]() {
+    if (life.is_first()) NoteFailure(decode, status);
+  };
   if (tokens.stream_ended()) {
     life.Blame(decode);
-    NoteFailure(decode, status);
+    note();
     return;
   }
   life.Blame(prefill);
@@ -413,7 +573,7 @@ void RequestFlow::BlameForHandOff(Life& life, const LeaseTokens& tokens,
   if (status.code() == absl::StatusCode::kUnavailable) return;
   life.Blame(decode);
   const bool stalled = status.code() == absl::StatusCode::kDeadlineExceeded;
-  if (stalled && !prefill.gone.cancelled()) NoteFailure(decode, status);
+  if (stalled && !prefill.gone.cancelled()) note();
 }
 
 void RequestFlow::NoteFailure(Worker& worker, const absl::Status& status) {

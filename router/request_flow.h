@@ -2,8 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <absl/status/statusor.h>
 
@@ -11,13 +14,12 @@
 #include "router/metrics.h"
 #include "router/policy.h"
 #include "router/request.h"
+#include "router/worker_client.h"
 #include "router/worker_registry.h"
 
 namespace lodestone {
 
-class LeaseTokens;
-
-// Where the tokens of a request go: the answer to a client. Loop only.
+// Where the tokens of a choice go: the answer to a client. Loop only.
 class TokenSink {
  public:
   struct Written {
@@ -25,8 +27,12 @@ class TokenSink {
     bool stopped = false;   // a stop string ended the text
   };
   virtual ~TokenSink() = default;
+  // Before the tokens, if the request wants log-probabilities of its prompt. Errors as in Write.
+  virtual Task<absl::Status> WritePrompt(const PromptLogprobs&) { co_return absl::OkStatus(); }
   // Tokens in order, each once. An error ends the request with that status.
   virtual Task<absl::StatusOr<Written>> Write(std::span<const GeneratedToken> tokens) = 0;
+  // After the last token of a choice that ended well.
+  virtual Task<void> End(const Outcome&) { co_return; }
 };
 
 struct FlowSettings {
@@ -41,25 +47,35 @@ struct FlowSettings {
 };
 
 // The life of a request: place, reserve, prefill, stream; again on other workers when one dies.
-// Loop only.
+// The choices of a request share one prefill and one hand-off; from their first token on each is on
+// its own. Loop only.
 class RequestFlow {
  public:
   RequestFlow(asio::io_context& loop, FlowSettings settings, WorkerRegistry* registry,
               Admission* admission, RouterMetrics* metrics);
 
-  // Every token to `sink`, then how it ended; or one error. Ends soon after `client` is cancelled,
-  // having given everything back. A probe neither queues nor runs again. `request`, `sink` and `client` must outlive the task.
+  // Every token of every choice to its sink, then how they ended, together: the prompt is counted
+  // once; or one error. Ends soon after `client` is cancelled, having given everything back. A probe
+  // neither queues nor runs again. One sink a choice. All arguments must outlive the task.
+  Task<ApiOr<Outcome>> Run(const Request& request, std::span<TokenSink* const> sinks,
+                           CancelSource& client);
+  // Of a request with one choice.
   Task<ApiOr<Outcome>> Run(const Request& request, TokenSink& sink, CancelSource& client);
 
  private:
   struct Life;
-  Task<ApiOr<Outcome>> RunAttempts(Life& life);
+  struct Family;
+  Task<void> RunToEnd(Life& life, std::optional<ApiError> error);
   Task<std::optional<ApiError>> PlaceAndReserve(Life& life);
   ApiOr<TimePoint> WaitForPlace(const Life& life, const NoPlacement& none) const;
   Task<absl::Status> RunAttempt(Life& life);
-  Task<absl::Status> Prefill(Life& life, LeaseTokens& tokens);
+  Task<absl::StatusOr<RunResult>> Prefill(Life& life, LeaseTokens& tokens);
+  void BeginForks(Life& lead, RunResult& run, std::vector<std::unique_ptr<LeaseTokens>> tokens);
+  Task<void> RunFork(Life& life, std::unique_ptr<LeaseTokens> tokens, RunResult::Start start);
+  Task<absl::Status> Begin(Life& life, RunResult::Start start);
   Task<absl::Status> CopyTokens(Life& life, LeaseTokens& tokens);
   Task<absl::Status> Deliver(Life& life, std::vector<GeneratedToken> tokens);
+  std::optional<ApiError> NextAttempt(Life& life, const absl::Status& status);
   bool MayReplay(Life& life, const absl::Status& status);
   void BlameForHandOff(Life& life, const LeaseTokens& tokens, const absl::Status& status);
   void NoteFailure(Worker& worker, const absl::Status& status);

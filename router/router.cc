@@ -197,6 +197,12 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Start(const RouterConfig& config
   RETURN_IF_ERROR(config.Validate());
   ASSIGN_OR_RETURN(std::unique_ptr<const ModelInfo> model,
                    ModelInfo::Load(config.model, config.served_model_name));
+  return Start(config, std::move(model));
+}
+
+absl::StatusOr<std::unique_ptr<Router>> Router::Start(const RouterConfig& config,
+                                                      std::unique_ptr<const ModelInfo> model) {
+  RETURN_IF_ERROR(config.Validate());
   auto router = std::make_unique<RouterImpl>(config, std::move(model));
   RETURN_IF_ERROR(router->Listen());
   router->Run();

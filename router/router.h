@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "router/config.h"
+#include "router/model_info.h"
 
 namespace lodestone {
 
@@ -22,6 +23,9 @@ class Router {
   // Listens and serves from here on. The config is checked first. INVALID_ARGUMENT, NOT_FOUND (model
   // files), UNAVAILABLE (a port that cannot be bound).
   static absl::StatusOr<std::unique_ptr<Router>> Start(const RouterConfig& config);
+  // With `model` instead of the files that the config names.
+  static absl::StatusOr<std::unique_ptr<Router>> Start(const RouterConfig& config,
+                                                       std::unique_ptr<const ModelInfo> model);
   // Stops as Stop() does, without waiting for running requests.
   virtual ~Router() = default;
 

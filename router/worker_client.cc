@@ -8,6 +8,7 @@
 #include <grpcpp/grpcpp.h>
 #include <boost/asio/executor_work_guard.hpp>
 
+#include "base/status_macros.h"
 #include "proto/convert.h"
 #include "proto/grpc_limits.h"
 #include "proto/lodestone/v1/worker.grpc.pb.h"
@@ -57,7 +58,23 @@ v1::RunRequest ToRunRequest(const RunArgs& args) {
   proto.mutable_tokens()->Assign(args.tokens.begin(), args.tokens.end());
   proto.set_num_generated(static_cast<int32_t>(args.num_generated));
   *proto.mutable_sampling() = ToProto(args.sampling);
+  for (const RunArgs::Fork& fork : args.forks) {
+    v1::Fork* entry = proto.add_forks();
+    entry->set_lease_id(fork.lease.value());
+    entry->set_seed(fork.seed);
+  }
+  proto.set_prompt_logprobs(args.prompt_logprobs);
   return proto;
+}
+
+// One of each token but the first, with all alternatives; nothing if not asked for.
+absl::StatusOr<PromptLogprobs> CheckedLogprobs(const v1::RunReply& reply, const RunArgs& args) {
+  if (!args.prompt_logprobs) return PromptLogprobs();
+  ASSIGN_OR_RETURN(PromptLogprobs logprobs, FromProto(reply.prompt_logprobs()));
+  if (logprobs.logprobs.size() + 1 == args.tokens.size()) return logprobs;
+  return absl::InternalError(absl::StrCat("the prefill worker reported ", logprobs.logprobs.size(),
+                                          " log-probabilities of a prompt of ",
+                                          args.tokens.size(), " tokens"));
 }
 
 // The loop stays alive while a callback of gRPC may still post into it.
@@ -120,9 +137,17 @@ class GrpcPrefillClient final : public PrefillClient {
     absl::StatusOr<v1::RunReply> reply = co_await CallUnary<v1::RunReply>(
         loop_, address_, std::move(ask), std::move(start), deadline, cancel);
     if (!reply.ok()) co_return reply.status();
+    if (reply->forks_size() != static_cast<int>(args.forks.size())) {
+      co_return absl::InternalError(absl::StrCat("the prefill worker at ", address_, " began ",
+                                                 reply->forks_size(), " further choices of ",
+                                                 args.forks.size()));
+    }
     RunResult result;
-    result.first_token = FromProto(reply->first_token());
-    result.finish_reason = FromProto(reply->finish_reason());
+    result.choices.push_back({FromProto(reply->first_token()), FromProto(reply->finish_reason())});
+    for (const v1::ForkStart& fork : reply->forks()) {
+      result.choices.push_back({FromProto(fork.first_token()), FromProto(fork.finish_reason())});
+    }
+    CO_ASSIGN_OR_RETURN(result.prompt_logprobs, CheckedLogprobs(*reply, args));
     result.cached_tokens = reply->cached_tokens();
     result.queue_seconds = reply->queue_seconds();
     result.prefill_seconds = reply->prefill_seconds();
@@ -267,6 +292,7 @@ class GrpcDecodeClient final : public DecodeClient,
     ask.set_prompt_tokens(static_cast<int32_t>(args.prompt_tokens));
     ask.set_max_new_tokens(static_cast<int32_t>(args.max_new_tokens));
     ask.set_prefill_instance_id(args.prefill_instance_id);
+    ask.set_num_forks(static_cast<int32_t>(args.num_forks));
     auto start = [stub = stub_](auto* context, auto* request, auto* answer, auto callback) {
       stub->async()->Reserve(context, request, answer, std::move(callback));
     };
@@ -277,6 +303,13 @@ class GrpcDecodeClient final : public DecodeClient,
     reservation.lease = LeaseId(reply->lease_id());
     reservation.reserved_bytes = reply->reserved_bytes();
     reservation.free_bytes = reply->free_bytes();
+    for (const uint64_t fork : reply->fork_lease_ids()) reservation.forks.push_back(LeaseId(fork));
+    if (std::ssize(reservation.forks) != args.num_forks) {
+      CancelLease(reservation.lease);
+      co_return absl::InternalError(absl::StrCat("the decode worker at ", address_, " reserved ",
+                                                 reservation.forks.size(), " further choices of ",
+                                                 args.num_forks));
+    }
     co_return reservation;
   }
 

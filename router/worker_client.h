@@ -22,11 +22,13 @@ struct ReserveArgs {
   int64_t prompt_tokens = 0;   // that prefill will hand over
   int64_t max_new_tokens = 0;  // still to come
   std::string prefill_instance_id;
+  int64_t num_forks = 0;  // further choices
 };
 
 struct GrantedLease {
   LeaseId lease;
-  int64_t reserved_bytes = 0;
+  std::vector<LeaseId> forks;
+  int64_t reserved_bytes = 0;  // of all leases
   int64_t free_bytes = 0;  // of the worker, after it
 };
 
@@ -39,11 +41,21 @@ struct RunArgs {
   std::vector<TokenId> tokens;  // prompt, then the generated tokens delivered so far
   int64_t num_generated = 0;
   SamplingParams sampling;
+  struct Fork {
+    LeaseId lease;
+    uint64_t seed = 0;
+  };
+  std::vector<Fork> forks{};  // further choices
+  bool prompt_logprobs = false;
 };
 
 struct RunResult {
-  GeneratedToken first_token;
-  FinishReason finish_reason = FinishReason::kNone;  // set: no hand-off follows
+  struct Start {  // of a choice
+    GeneratedToken first_token;
+    FinishReason finish_reason = FinishReason::kNone;  // set: it ends with this token
+  };
+  std::vector<Start> choices;  // as many as asked for; if all end, no hand-off follows
+  PromptLogprobs prompt_logprobs;
   int64_t cached_tokens = 0;
   double queue_seconds = 0;
   double prefill_seconds = 0;

@@ -4,11 +4,18 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <set>
 #include <thread>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <boost/json.hpp>
 
 #include "cli/openai_client.h"
 #include "recall/needle.h"
+#include "router/request_builder.h"
 #include "tests/cluster/running_cluster.h"
+#include "text/detokenizer.h"
 
 namespace lodestone {
 namespace {
@@ -86,6 +93,118 @@ TEST_F(AnswersTest, ChatOverHttpFindsTheNeedle) {
   const auto whole = client.Ask("needle-tiny", prompt->content, 64, kTimeout);
   ASSERT_TRUE(whole.ok()) << whole.status();
   EXPECT_EQ(whole->text, prompt->answer);
+}
+
+// What /v1/completions says about the ids of a prompt; `fields` are more members of the body.
+boost::json::value Complete(const std::string& url, const std::vector<int32_t>& prompt,
+                            const std::string& fields) {
+  const HttpClient client(*ParseHttpUrl(url));
+  const auto reply = client.Post("/v1/completions",
+                                 absl::StrCat(R"({"model":"needle-tiny","prompt":[)",
+                                              absl::StrJoin(prompt, ","), "],", fields, "}"),
+                                 kTimeout);
+  EXPECT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->status, 200) << reply->body;
+  return boost::json::parse(reply->body);
+}
+
+void ExpectLogprobs(const boost::json::value& choice, const std::vector<GeneratedToken>& tokens,
+                    size_t first) {
+  const boost::json::array& logprobs = choice.at("logprobs").at("token_logprobs").as_array();
+  ASSERT_EQ(logprobs.size(), first + tokens.size());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    EXPECT_EQ(logprobs[first + i].to_number<float>(), tokens[i].logprob) << "token " << i;
+  }
+}
+
+// Choices of one request equal requests of their own with the derived seeds; penalties, bias and
+// seed mean over HTTP what they mean in one process.
+TEST_F(AnswersTest, ChoicesOverHttpEqualThoseOfOneProcess) {
+  ClusterFlags flags;
+  flags.model = kNeedleTiny;
+  flags.max_context = "12288";
+  const std::vector<GenerateInput> prompts = RandomInputs({5, 300}, 12, 3);
+  std::vector<GenerateInput> inputs;
+  for (const GenerateInput& prompt : prompts) {
+    for (int choice = 0; choice < 4; ++choice) {
+      GenerateInput input = prompt;
+      input.sampling.temperature = 1.2;
+      input.sampling.top_p = 0.9;
+      input.sampling.seed = ChoiceSeed(77, choice);
+      input.sampling.ignore_eos = true;
+      input.sampling.repetition_penalty = 1.3;
+      input.sampling.presence_penalty = 0.4;
+      input.sampling.frequency_penalty = 0.3;
+      input.sampling.logit_bias = {{20, 3.0f}, {21, -100.0f}};
+      inputs.push_back(input);
+    }
+  }
+  const auto single = SingleProcessAnswers(flags, inputs);
+  ASSERT_TRUE(single.ok()) << single.status();
+  const auto tokenizer = Tokenizer::Load(std::string(kNeedleTiny) + "/tokenizer.json");
+  ASSERT_TRUE(tokenizer.ok());
+  const std::string fields =
+      R"("n":4,"seed":77,"max_tokens":12,"temperature":1.2,"top_p":0.9,"ignore_eos":true,)"
+      R"("repetition_penalty":1.3,"presence_penalty":0.4,"frequency_penalty":0.3,)"
+      R"("logit_bias":{"20":3,"21":-100},"logprobs":0)";
+  for (size_t prompt = 0; prompt < prompts.size(); ++prompt) {
+    const boost::json::value body =
+        Complete(cluster_->url(), prompts[prompt].tokens, fields);
+    EXPECT_EQ(body.at("usage").at("prompt_tokens").to_number<size_t>(),
+              prompts[prompt].tokens.size());
+    EXPECT_EQ(body.at("usage").at("completion_tokens").to_number<int>(), 48);
+    std::set<std::string> texts;
+    for (size_t choice = 0; choice < 4; ++choice) {
+      const std::vector<GeneratedToken>& expected = single->at(prompt * 4 + choice).tokens;
+      std::vector<int32_t> ids;
+      for (const GeneratedToken& token : expected) ids.push_back(token.id);
+      const boost::json::value& got = body.at("choices").at(choice);
+      EXPECT_EQ(got.at("text").as_string(), Decode(*tokenizer, ids)) << choice;
+      ExpectLogprobs(got, expected, 0);
+      texts.insert(std::string(got.at("text").as_string()));
+    }
+    EXPECT_EQ(texts.size(), 4u) << "choices differ";
+  }
+}
+
+TEST_F(AnswersTest, EchoScoresAPromptAsItsPrefixesWould) {
+  ClusterFlags flags;
+  flags.model = kNeedleTiny;
+  flags.max_context = "12288";
+  const GenerateInput whole = RandomInputs({200}, 3, 5).front();
+  std::vector<GenerateInput> inputs = {whole};
+  const std::vector<size_t> lengths = {1, 15, 16, 17, 128, 199};
+  for (const size_t length : lengths) {
+    GenerateInput prefix = whole;
+    prefix.tokens.resize(length);
+    prefix.sampling.max_new_tokens = 1;
+    prefix.sampling.logit_bias = {{whole.tokens[length], 100.0f}};
+    inputs.push_back(prefix);
+  }
+  const auto single = SingleProcessAnswers(flags, inputs);
+  ASSERT_TRUE(single.ok()) << single.status();
+  const boost::json::value body =
+      Complete(cluster_->url(), whole.tokens,
+               R"("echo":true,"logprobs":1,"max_tokens":3,"temperature":0,"ignore_eos":true)");
+  const boost::json::value& choice = body.at("choices").at(0);
+  ExpectLogprobs(choice, single->front().tokens, whole.tokens.size());
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const GeneratedToken& next = single->at(i + 1).tokens.front();
+    ASSERT_EQ(next.id, whole.tokens[lengths[i]]);
+    EXPECT_EQ(choice.at("logprobs").at("token_logprobs").at(lengths[i]).to_number<float>(),
+              next.logprob)
+        << lengths[i];
+  }
+  const boost::json::value scored = Complete(
+      cluster_->url(), whole.tokens, R"("echo":true,"logprobs":1,"max_tokens":0,"n":2)");
+  for (size_t i = 0; i < 2; ++i) {
+    const boost::json::array& again =
+        scored.at("choices").at(i).at("logprobs").at("token_logprobs").as_array();
+    ASSERT_EQ(again.size(), whole.tokens.size());
+    for (size_t token = 0; token < again.size(); ++token) {
+      EXPECT_EQ(again[token], choice.at("logprobs").at("token_logprobs").at(token));
+    }
+  }
 }
 
 TEST_F(AnswersTest, CurlGetsAnAnswer) {

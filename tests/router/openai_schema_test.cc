@@ -1,5 +1,7 @@
 #include "router/openai_schema.h"
 
+#include <map>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -58,6 +60,11 @@ std::vector<BadCase> BadCases() {
   std::string deep = "\"metadata\":";
   for (int i = 0; i < 70; ++i) deep += "[";
   for (int i = 0; i < 70; ++i) deep += "]";
+  std::string tools = R"("tools":[)";
+  for (int i = 0; i < 257; ++i) {
+    tools += std::string(i > 0 ? "," : "") + R"({"type":"function","function":{"name":"f"}})";
+  }
+  tools += "]";
   std::string bias = "\"logit_bias\":{";
   for (int i = 0; i < 1025; ++i) {
     bias += (i > 0 ? "," : "") + ("\"" + std::to_string(i)) + "\":1";
@@ -103,11 +110,48 @@ std::vector<BadCase> BadCases() {
       chat("StreamType", R"("stream":"yes")", "invalid_type", "stream", "a string"),
       chat("StreamOptions", R"("stream_options":{"include_usage":true})", "invalid_value",
            "stream_options", "stream"),
-      chat("N", R"("n":2)", "unsupported_parameter", "n", "n is 2"),
-      chat("Tools", R"("tools":[{"type":"function"}])", "unsupported_parameter", "tools", "not supported"),
+      chat("N", R"("n":9)", "invalid_value", "n", "n is 9, expected an integer from 1 to 8"),
+      chat("NZero", R"("n":0)", "invalid_value", "n", "n is 0"),
+      chat("ToolWithoutFunction", R"("tools":[{"type":"function"}])", "invalid_value",
+           "tools[0].function", "required"),
+      chat("ToolType", R"("tools":[{"type":"web"}])", "unsupported_parameter", "tools[0].type", "web"),
+      chat("ToolNoObject", R"("tools":[3])", "invalid_type", "tools[0]", "a number"),
+      chat("ToolsNoArray", R"("tools":{})", "invalid_type", "tools", "an object"),
+      chat("ToolName", R"("tools":[{"type":"function","function":{"name":"a\">b"}}])", "invalid_value",
+           "tools[0].function.name", "letters"),
+      chat("ToolParameters", R"("tools":[{"type":"function","function":{"name":"f","parameters":1}}])",
+           "invalid_type", "tools[0].function.parameters", "a number"),
+      chat("StrictTool", R"("tools":[{"type":"function","function":{"name":"f","strict":true}}])",
+           "unsupported_parameter", "tools[0].function.strict", "strict"),
+      chat("TooManyTools", tools, "invalid_value", "tools", "257 entries, limit is 256"),
+      chat("LargeTool",
+           R"("tools":[{"type":"function","function":{"name":"f","description":")" +
+               std::string(256 << 10, 'x') + R"("}}])",
+           "invalid_value", "tools[0].function", "limit is 262144"),
       chat("ToolChoice", R"("tool_choice":"required")", "unsupported_parameter", "tool_choice", "required"),
-      chat("ResponseFormat", R"("response_format":{"type":"json_object"})", "unsupported_parameter",
-           "response_format", "json_object"),
+      chat("NamedToolChoice", R"("tool_choice":{"type":"function","function":{"name":"f"}})",
+           "unsupported_parameter", "tool_choice", "cannot be made"),
+      chat("OddToolChoice", R"("tool_choice":"any")", "invalid_value", "tool_choice", "any"),
+      {"ToolMessageWithoutId", true, R"({"model":"m","messages":[{"role":"tool","content":"x"}]})", 400,
+       "invalid_value", "messages[0].tool_call_id", "required"},
+      {"FunctionRole", true, R"({"model":"m","messages":[{"role":"function","content":"x"}]})", 400,
+       "unsupported_parameter", "messages[0].role", "tool"},
+      {"CallOfAUser", true,
+       R"({"model":"m","messages":[{"role":"user","content":"x","tool_calls":[{"id":"1"}]}]})", 400,
+       "unsupported_parameter", "messages[0].tool_calls", "not supported"},
+      {"CallWithoutArguments", true,
+       R"({"model":"m","messages":[{"role":"assistant","tool_calls":[{"id":"1","function":{"name":"f"}}]}]})",
+       400, "invalid_value", "messages[0].tool_calls[0].function.arguments", "required"},
+      {"CallArgumentsObject", true,
+       R"({"model":"m","messages":[{"role":"assistant","tool_calls":[{"id":"1","function":{"name":"f","arguments":{}}}]}]})",
+       400, "invalid_type", "messages[0].tool_calls[0].function.arguments", "an object"},
+      chat("ResponseFormat", R"("response_format":{"type":"yaml"})", "invalid_value",
+           "response_format.type", "yaml"),
+      chat("ResponseSchema", R"("response_format":{"type":"json_schema"})", "invalid_value",
+           "response_format.json_schema", "required"),
+      chat("StrictSchema",
+           R"("response_format":{"type":"json_schema","json_schema":{"name":"a","strict":true}})",
+           "unsupported_parameter", "response_format.json_schema.strict", "not constrained"),
       chat("Audio", R"("audio":{})", "unsupported_parameter", "audio", "audio"),
       chat("TopLogprobsAlone", R"("top_logprobs":3)", "invalid_value", "top_logprobs", "logprobs"),
       chat("TopLogprobs", R"("logprobs":true,"top_logprobs":21)", "invalid_value", "top_logprobs", "21"),
@@ -179,6 +223,55 @@ TEST(OpenAiSchemaTest, ReadsEveryFieldOfAChatRequest) {
   EXPECT_TRUE(request.stream && request.include_usage && request.continuous_usage);
   EXPECT_EQ(request.render.mode, ChatMode::kThinking);
   EXPECT_EQ(request.unknown_fields, (std::vector<std::string>{"new_thing"}));
+}
+
+TEST(OpenAiSchemaTest, ReadsToolsAndTheirHistory) {
+  const ApiOr<ApiRequest> result = ParseChatRequest(
+      R"({"model":"m","messages":[{"role":"user","content":"q"},
+          {"role":"assistant","content":null,"tool_calls":[
+            {"id":"1","type":"function","function":{"name":"f","arguments":"{\"x\": 1}"}}]},
+          {"role":"tool","tool_call_id":"1","content":[{"type":"text","text":"r"}]}],
+          "tools":[{"type":"function","function": {"name":"f",  "x":1.50}}],
+          "tool_choice":"auto","parallel_tool_calls":false,"n":2,
+          "response_format":{"type":"json_schema", "json_schema":{"name":"s"}}})",
+      Rules());
+  ASSERT_TRUE(result.ok()) << result.error().message;
+  const ApiRequest& request = result.value();
+  EXPECT_TRUE(request.calls_tools && request.has_response_format);
+  EXPECT_FALSE(request.parallel_tool_calls);
+  EXPECT_EQ(request.num_choices, 2);
+  ASSERT_EQ(request.messages.size(), 4u);
+  EXPECT_EQ(request.messages[0].role, ChatRole::kSystem);
+  EXPECT_EQ(request.messages[0].tools, (std::vector<std::string>{R"({"name":"f",  "x":1.50})"}));
+  EXPECT_EQ(request.messages[0].response_format,
+            R"({"type":"json_schema", "json_schema":{"name":"s"}})");
+  ASSERT_EQ(request.messages[2].tool_calls.size(), 1u);
+  EXPECT_EQ(request.messages[2].tool_calls[0].arguments, R"({"x": 1})");
+  EXPECT_EQ(request.messages[3].role, ChatRole::kTool);
+  EXPECT_EQ(request.messages[3].tool_call_id, "1");
+  EXPECT_EQ(request.messages[3].content, "r");
+}
+
+TEST(OpenAiSchemaTest, ToolChoiceNoneDeclaresNoTools) {
+  const ApiOr<ApiRequest> result = ParseChatRequest(
+      Chat(R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none")"), Rules());
+  ASSERT_TRUE(result.ok()) << result.error().message;
+  EXPECT_FALSE(result.value().calls_tools);
+  EXPECT_EQ(result.value().messages.size(), 1u);
+}
+
+TEST(OpenAiSchemaTest, EffortsHaveTheNamesOfTheApi) {
+  const std::map<std::string, ReasoningEffort> efforts = {
+      {"minimal", ReasoningEffort::kLow}, {"low", ReasoningEffort::kLow},
+      {"medium", ReasoningEffort::kHigh}, {"high", ReasoningEffort::kHigh},
+      {"max", ReasoningEffort::kMax},     {"xhigh", ReasoningEffort::kMax}};
+  for (const auto& [name, effort] : efforts) {
+    const ApiOr<ApiRequest> result =
+        ParseChatRequest(Chat("\"reasoning_effort\":\"" + name + "\""), Rules());
+    ASSERT_TRUE(result.ok()) << name;
+    EXPECT_EQ(result.value().render.effort, effort) << name;
+    EXPECT_EQ(result.value().render.mode, ChatMode::kThinking);
+  }
 }
 
 TEST(OpenAiSchemaTest, NullMeansAbsent) {

@@ -68,6 +68,44 @@ TEST(RequestBuilderTest, TextOfUsersCannotBecomeAControlToken) {
   for (size_t i = 2; i + 2 < prompt.size(); ++i) EXPECT_FALSE(Model().tokenizer->IsAdded(prompt[i]));
 }
 
+TEST(RequestBuilderTest, LogprobsOfTheWholeAnswerAreLimited) {
+  const auto entries = [](int64_t prompt_tokens, int64_t max_tokens, int32_t top, int32_t choices) {
+    ApiRequest api =
+        Completion(std::vector<TokenId>(static_cast<size_t>(prompt_tokens), 5), max_tokens);
+    api.echo = true;
+    api.logprobs = true;
+    api.top_logprobs = top;
+    api.num_choices = choices;
+    return BuildRequests(api, Model(), {}, TimePoint());
+  };
+  EXPECT_TRUE(entries(666'666, 0, 5, 1).ok());
+  const auto refused = entries(666'667, 0, 5, 1);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().param, "logprobs");
+  EXPECT_THAT(refused.error().message, HasSubstr("4000002"));
+  EXPECT_TRUE(entries(200'000, 300'000, 0, 8).ok());
+  EXPECT_FALSE(entries(200'001, 300'000, 0, 8).ok());
+}
+
+TEST(RequestBuilderTest, ScoringNeedsOneTokenThatIsNotDelivered) {
+  ApiRequest api = Completion({5, 6}, 0);
+  api.echo = true;
+  EXPECT_EQ(BuildRequests(api, Model(), {}, TimePoint()).value()[0].sampling.max_new_tokens, 0);
+  api.logprobs = true;
+  const Request request = BuildRequests(api, Model(), {}, TimePoint()).value()[0];
+  EXPECT_TRUE(request.prompt_logprobs && request.scores_only);
+  EXPECT_EQ(request.sampling.max_new_tokens, 1);
+}
+
+TEST(RequestBuilderTest, EveryChoiceHasASeedOfItsOwn) {
+  ApiRequest api = Completion({5}, 3);
+  api.seed = 9;
+  api.num_choices = 3;
+  const Request request = BuildRequests(api, Model(), {}, TimePoint()).value()[0];
+  EXPECT_EQ(request.sampling.seed, 9u);
+  EXPECT_EQ(request.fork_seeds, (std::vector<uint64_t>{ChoiceSeed(9, 1), ChoiceSeed(9, 2)}));
+}
+
 TEST(RequestBuilderTest, SeedsAreDrawnOnceAndDiffer) {
   const auto a = BuildRequests(Completion({5}, 3), Model(), {}, TimePoint());
   const auto b = BuildRequests(Completion({5}, 3), Model(), {}, TimePoint());

@@ -43,7 +43,9 @@ class RouterFixture : public testing::Test {
   }
 
   void StartRouter(const RouterConfig& config = Config()) {
-    absl::StatusOr<std::unique_ptr<Router>> router = Router::Start(config);
+    Serve(Router::Start(config));
+  }
+  void Serve(absl::StatusOr<std::unique_ptr<Router>> router) {
     ASSERT_TRUE(router.ok()) << router.status();
     router_ = *std::move(router);
     http_ = router_->ports().http;
@@ -52,7 +54,10 @@ class RouterFixture : public testing::Test {
 
   // Workers whose every answer is `text`.
   void StartWorkers(const std::string& text, int num_prefill = 1, int num_decode = 1) {
-    script_.output = Model().tokenizer->EncodeText(text);
+    StartWorkersWith(Model().tokenizer->EncodeText(text), num_prefill, num_decode);
+  }
+  void StartWorkersWith(std::vector<int32_t> output, int num_prefill = 1, int num_decode = 1) {
+    script_.output = std::move(output);
     for (int i = 0; i < num_prefill; ++i) AddPrefill();
     for (int i = 0; i < num_decode; ++i) AddDecode();
     WaitReady();
@@ -118,14 +123,29 @@ class RouterFixture : public testing::Test {
     return std::string(Parse(response.body).at("error").at("code").as_string());
   }
 
-  // A streamed chat: its events up to the end of the body.
+  // A streamed chat: its events up to the end of the body, and its first choice.
   struct Streamed {
     std::vector<std::string> events;
     std::string content;
+    std::string reasoning;
+    std::vector<ToolCall> tool_calls;
+    int num_call_deltas = 0;
     std::string finish_reason;
     bool done = false;
     bool error = false;
   };
+  static void AbsorbCalls(const boost::json::value& deltas, Streamed& result) {
+    for (const boost::json::value& delta : deltas.as_array()) {
+      const auto index = delta.at("index").to_number<size_t>();
+      if (index >= result.tool_calls.size()) result.tool_calls.resize(index + 1);
+      ToolCall& call = result.tool_calls[index];
+      const boost::json::object& function = delta.at("function").as_object();
+      if (const auto* id = delta.as_object().if_contains("id")) call.id += id->as_string();
+      if (const auto* name = function.if_contains("name")) call.name += name->as_string();
+      call.arguments += function.at("arguments").as_string();
+      ++result.num_call_deltas;
+    }
+  }
   static void Absorb(const std::string& event, Streamed& result) {
     result.events.push_back(event);
     if (event == "[DONE]") {
@@ -138,10 +158,15 @@ class RouterFixture : public testing::Test {
       return;
     }
     for (const boost::json::value& choice : chunk.at("choices").as_array()) {
+      if (choice.at("index").to_number<int>() != 0) continue;
       const boost::json::object& delta = choice.at("delta").as_object();
       if (const auto* content = delta.if_contains("content")) {
         result.content += std::string(content->as_string());
       }
+      if (const auto* reasoning = delta.if_contains("reasoning_content")) {
+        result.reasoning += std::string(reasoning->as_string());
+      }
+      if (const auto* calls = delta.if_contains("tool_calls")) AbsorbCalls(*calls, result);
       if (choice.at("finish_reason").is_string()) {
         result.finish_reason = std::string(choice.at("finish_reason").as_string());
       }

@@ -84,6 +84,7 @@ TEST_F(RouterTest, EchoWithoutNewTokensReturnsThePrompt) {
 TEST_F(RouterTest, StopStringAcrossTokensEndsTheAnswerAndTheLease) {
   StartRouter();
   StartWorkers(kAnswer);
+  decodes_[0]->SetTokenPause(std::chrono::milliseconds(20));  // slower than the cancel
   const std::string stop = R"("stop":["4-st"])";
   const ClientResponse whole = Chat(stop);
   EXPECT_EQ(ContentOf(whole), "The secret code for the river is north-123");

@@ -224,16 +224,12 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
     return changed_.wait_for(lock, std::chrono::seconds(5), [this]() { return leases_.empty(); });
   }
 
-  void Adopt(uint64_t lease, int32_t next, int32_t max_new_tokens, bool ignore_eos,
-             bool logprobs) override {
+  void Adopt(uint64_t lease, const Adoption& adoption) override {
     std::lock_guard lock(mutex_);
     const auto found = leases_.find(lease);
     if (found == leases_.end()) return;
     found->second.adopted = true;
-    found->second.next = next;
-    found->second.max_new_tokens = max_new_tokens;
-    found->second.ignore_eos = ignore_eos;
-    found->second.logprobs = logprobs;
+    found->second.script = adoption;
     changed_.notify_all();
   }
 
@@ -243,18 +239,18 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
     const int64_t tokens = request->prompt_tokens() + request->max_new_tokens();
     const int64_t pages = (tokens + model_.page_tokens - 1) / model_.page_tokens;
     const int64_t bytes = model_.bytes_per_sequence + pages * model_.bytes_per_page;
-    if (bytes > free_bytes_) {
+    const int64_t needed = bytes * (1 + request->num_forks());
+    if (needed > free_bytes_) {
       return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                          "needs " + std::to_string(bytes) + " bytes, free are " +
+                          "needs " + std::to_string(needed) + " bytes, free are " +
                               std::to_string(free_bytes_));
     }
-    free_bytes_ -= bytes;
-    const uint64_t lease = RandomLeaseId().value();
-    leases_[lease].bytes = bytes;
+    free_bytes_ -= needed;
+    reply->set_lease_id(AddLease(bytes));
+    for (int i = 0; i < request->num_forks(); ++i) reply->add_fork_lease_ids(AddLease(bytes));
     ++num_reserved_;
     UpdateLoad();
-    reply->set_lease_id(lease);
-    reply->set_reserved_bytes(bytes);
+    reply->set_reserved_bytes(needed);
     reply->set_free_bytes(free_bytes_);
     return grpc::Status::OK;
   }
@@ -303,11 +299,14 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
     bool subscribed = false;
     bool adopted = false;
     bool is_new = true;  // has sent nothing
-    int32_t next = 0;  // index of the next token
-    int32_t max_new_tokens = 0;
-    bool ignore_eos = false;
-    bool logprobs = false;
+    Adoption script;
   };
+
+  uint64_t AddLease(int64_t bytes) {
+    const uint64_t lease = RandomLeaseId().value();
+    leases_[lease].bytes = bytes;
+    return lease;
+  }
 
   void UpdateLoad() {
     v1::WorkerLoad load = registrar_->load();
@@ -358,29 +357,31 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
 
   // True if the lease has ended.
   bool Step(Lease& lease, v1::LeaseEvent& event) {
+    Adoption& script = lease.script;
     std::atomic<int>& failures = std::exchange(lease.is_new, false) ? fail_handoffs_ : fail_count_;
-    if ((&failures == &fail_handoffs_ || lease.next >= 2) && failures > 0) {
+    if ((&failures == &fail_handoffs_ || script.next >= 2) && failures > 0) {
       --failures;
       event.set_finish_reason(v1::FINISH_REASON_ERROR);
       event.mutable_error()->set_code(fail_code_);
       event.mutable_error()->set_message("scripted failure");
       return true;
     }
-    const bool at_end = lease.next >= static_cast<int32_t>(model_.output.size());
-    if (at_end && !lease.ignore_eos) {
+    const bool at_end = script.next >= static_cast<int32_t>(script.output.size());
+    if (at_end && !script.ignore_eos) {
       event.set_finish_reason(v1::FINISH_REASON_STOP);
       return true;
     }
     for (int copy = 0; copy < (repeat_ ? 2 : 1); ++copy) {
-      if (lease.next == skip_) break;
+      if (script.next == skip_) break;
       v1::Token* token = event.add_tokens();
-      token->set_index(lease.next);
-      token->set_id(at_end ? model_.eos_token_id : model_.output[static_cast<size_t>(lease.next)]);
-      if (lease.logprobs) token->set_logprob(-0.5F);
+      token->set_index(script.next);
+      token->set_id(at_end ? model_.eos_token_id
+                           : script.output[static_cast<size_t>(script.next)]);
+      if (script.logprobs) token->set_logprob(-0.5F);
     }
-    ++lease.next;
+    ++script.next;
     ++num_sent_;
-    if (lease.next < lease.max_new_tokens) return false;
+    if (script.next < script.max_new_tokens) return false;
     event.set_finish_reason(v1::FINISH_REASON_LENGTH);
     return true;
   }
@@ -456,6 +457,10 @@ class ScriptedPrefillImpl final : public ScriptedPrefill, public v1::PrefillServ
     std::lock_guard lock(mutex_);
     return last_.sampling().seed();
   }
+  int32_t last_num_forks() const override {
+    std::lock_guard lock(mutex_);
+    return last_.forks_size();
+  }
   std::string refusal() const override { return registrar_->refusal(); }
 
   grpc::Status Run(grpc::ServerContext* context, const v1::RunRequest* request,
@@ -491,30 +496,84 @@ class ScriptedPrefillImpl final : public ScriptedPrefill, public v1::PrefillServ
 
  private:
   grpc::Status Answer(const v1::RunRequest& request, ScriptedDecode& decode, v1::RunReply* reply) {
-    const int32_t index = request.num_generated();
-    const v1::SamplingParams& sampling = request.sampling();
-    const bool at_end = index >= static_cast<int32_t>(model_.output.size());
     reply->set_handoff_bytes(4096);
     reply->set_prefill_seconds(0.001);
-    if (at_end && !sampling.ignore_eos()) {
-      reply->set_finish_reason(v1::FINISH_REASON_STOP);
-      return grpc::Status::OK;
+    if (request.prompt_logprobs()) Score(request, reply->mutable_prompt_logprobs());
+    v1::Token* token = reply->mutable_first_token();
+    const bool lost = lose_handoffs_ > 0;
+    if (lost) --lose_handoffs_;
+    std::vector<std::pair<uint64_t, ScriptedDecode::Adoption>> goes_on;
+    const auto begin = [&](uint64_t lease, const std::vector<int32_t>& output, v1::Token* first) {
+      ScriptedDecode::Adoption adoption = AdoptionOf(request, output);
+      const v1::FinishReason reason = Begin(adoption, first);
+      if (reason == v1::FINISH_REASON_UNSPECIFIED) goes_on.emplace_back(lease, adoption);
+      return reason;
+    };
+    reply->set_finish_reason(begin(request.lease_id(), OutputOf(request.sampling().seed()), token));
+    for (int i = 0; i < request.forks_size(); ++i) {
+      SetFork(request.forks(i).seed(), static_cast<size_t>(i));
+      v1::ForkStart* start = reply->add_forks();
+      start->set_finish_reason(begin(request.forks(i).lease_id(), OutputOf(request.forks(i).seed()),
+                                     start->mutable_first_token()));
     }
-    reply->mutable_first_token()->set_index(index);
-    reply->mutable_first_token()->set_id(at_end ? model_.eos_token_id
-                                                : model_.output[static_cast<size_t>(index)]);
-    if (sampling.logprobs()) reply->mutable_first_token()->set_logprob(-0.25F);
-    if (index + 1 >= sampling.max_new_tokens()) {
-      reply->set_finish_reason(v1::FINISH_REASON_LENGTH);
-      return grpc::Status::OK;
-    }
-    if (lose_handoffs_ > 0) {
-      --lose_handoffs_;
-      return grpc::Status::OK;
-    }
-    decode.Adopt(request.lease_id(), index + 1, sampling.max_new_tokens(), sampling.ignore_eos(),
-                 sampling.logprobs());
+    if (lost) return grpc::Status::OK;
+    for (const auto& [lease, adoption] : goes_on) decode.Adopt(lease, adoption);
     return grpc::Status::OK;
+  }
+
+  static ScriptedDecode::Adoption AdoptionOf(const v1::RunRequest& request,
+                                             const std::vector<int32_t>& output) {
+    const v1::SamplingParams& sampling = request.sampling();
+    return {.output = output,
+            .next = request.num_generated(),
+            .max_new_tokens = sampling.max_new_tokens(),
+            .ignore_eos = sampling.ignore_eos(),
+            .logprobs = sampling.logprobs()};
+  }
+
+  // The next token of the script; why the answer ends with it.
+  v1::FinishReason Begin(ScriptedDecode::Adoption& script, v1::Token* token) const {
+    const bool at_end = script.next >= static_cast<int32_t>(script.output.size());
+    if (at_end && !script.ignore_eos) return v1::FINISH_REASON_STOP;
+    token->set_index(script.next);
+    token->set_id(at_end ? model_.eos_token_id : script.output[static_cast<size_t>(script.next)]);
+    if (script.logprobs) token->set_logprob(-0.25F);
+    ++script.next;
+    return script.next >= script.max_new_tokens ? v1::FINISH_REASON_LENGTH
+                                                : v1::FINISH_REASON_UNSPECIFIED;
+  }
+
+  // Token i of the prompt has -i / 8; the alternatives at each place are the tokens 0, 1, ...
+  static void Score(const v1::RunRequest& request, v1::PromptLogprobs* logprobs) {
+    for (int i = 1; i < request.tokens_size(); ++i) {
+      logprobs->add_logprobs(-0.125F * static_cast<float>(i));
+      for (int top = 0; top < request.sampling().top_logprobs(); ++top) {
+        logprobs->add_top_tokens(top);
+        logprobs->add_top_logprobs(-1.0F - static_cast<float>(top));
+      }
+    }
+  }
+
+  // A choice is known again by its seed, which may come to another worker when it is replayed.
+  struct KnownForks {
+    std::mutex mutex;
+    std::map<uint64_t, size_t> by_seed;
+  };
+  static KnownForks& Forks() {
+    static KnownForks* const forks = new KnownForks();
+    return *forks;
+  }
+  static void SetFork(uint64_t seed, size_t number) {
+    std::lock_guard lock(Forks().mutex);
+    Forks().by_seed[seed] = number;
+  }
+  const std::vector<int32_t>& OutputOf(uint64_t seed) const {
+    std::lock_guard lock(Forks().mutex);
+    const auto found = Forks().by_seed.find(seed);
+    if (found == Forks().by_seed.end() || found->second >= model_.fork_outputs.size()) {
+      return model_.output;
+    }
+    return model_.fork_outputs[found->second];
   }
 
   const ScriptedModel model_;

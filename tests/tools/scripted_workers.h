@@ -15,6 +15,9 @@ namespace lodestone {
 struct ScriptedModel {
   // Token i of every answer is output[i]; after the last one the answer ends as at a stop token.
   std::vector<int32_t> output;
+  // The same for the further choices of a request: the i-th of them answers with fork_outputs[i],
+  // those beyond with `output`.
+  std::vector<std::vector<int32_t>> fork_outputs;
   std::string model_name = "needle-tiny";
   std::string model_id = "scripted";
   std::string tokenizer;  // field of the layout; empty: left out
@@ -66,9 +69,15 @@ class ScriptedDecode {
   // Waits until no lease is live; false after 5 s.
   virtual bool WaitIdle() const = 0;
 
-  // From a scripted prefill worker: the hand-off of a request whose next token is `next`.
-  virtual void Adopt(uint64_t lease, int32_t next, int32_t max_new_tokens, bool ignore_eos,
-                     bool logprobs) = 0;
+  // From a scripted prefill worker: the hand-off of a choice whose next token is output[next].
+  struct Adoption {
+    std::vector<int32_t> output;
+    int32_t next = 0;
+    int32_t max_new_tokens = 0;
+    bool ignore_eos = false;
+    bool logprobs = false;
+  };
+  virtual void Adopt(uint64_t lease, const Adoption& adoption) = 0;
 };
 
 class ScriptedPrefill {
@@ -95,6 +104,7 @@ class ScriptedPrefill {
   virtual std::vector<int32_t> last_tokens() const = 0;
   virtual int32_t last_num_generated() const = 0;
   virtual uint64_t last_seed() const = 0;
+  virtual int32_t last_num_forks() const = 0;
   virtual std::string refusal() const = 0;
 };
 

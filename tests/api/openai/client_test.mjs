@@ -79,6 +79,45 @@ const tests = {
     }));
     expect(streamed.finish !== null, 'a finish reason');
   },
+  async 'n choices come from one seed, whole and streamed'() {
+    const options = { model, messages, temperature: 1, seed: 11, max_tokens: 12, n: 4 };
+    const whole = await client.chat.completions.create(options);
+    expect(whole.choices.map((choice) => choice.index).join() === '0,1,2,3', 'four choices');
+    const texts = ['', '', '', ''];
+    const finishes = [null, null, null, null];
+    for await (const chunk of await client.chat.completions.create({ ...options, stream: true })) {
+      for (const choice of chunk.choices) {
+        texts[choice.index] += choice.delta.content ?? '';
+        finishes[choice.index] = choice.finish_reason ?? finishes[choice.index];
+      }
+    }
+    whole.choices.forEach((choice, i) => {
+      expect(choice.message.content === texts[i], `choice ${i} to be the same streamed`);
+      expect(choice.finish_reason === finishes[i], `the finish reason of choice ${i}`);
+    });
+    const alone = await client.chat.completions.create({ ...options, n: 1 });
+    expect(alone.choices[0].message.content === texts[0], 'the first choice to be that of n = 1');
+    expect(alone.usage.prompt_tokens === whole.usage.prompt_tokens, 'the prompt counted once');
+  },
+  async 'echo with logprobs scores a prompt'() {
+    const options = { model, prompt: 'The secret code for the river', echo: true, logprobs: 2, max_tokens: 0 };
+    const answer = await client.completions.create(options);
+    const { tokens, token_logprobs: scores, text_offset: offsets } = answer.choices[0].logprobs;
+    expect(answer.choices[0].text === options.prompt && tokens.join('') === options.prompt, 'the prompt');
+    expect(tokens.length === answer.usage.prompt_tokens && offsets.length === tokens.length, 'one entry a token');
+    expect(scores[0] === null && scores.slice(1).every((score) => score <= 0), 'scores from the second token on');
+    expect(answer.usage.completion_tokens === 0, 'no new tokens');
+  },
+  async 'tools are called, or refused by a model without them'() {
+    const tools = [{ type: 'function', function: { name: 'f', parameters: { type: 'object', properties: {} } } }];
+    const unused = await client.chat.completions.create({ model, messages, tools, tool_choice: 'none', max_tokens: 2 });
+    expect(!unused.choices[0].message.tool_calls, 'no calls');
+    await expectError(BadRequestError, 'unsupported_parameter',
+      () => client.chat.completions.create({ model, messages, tools, tool_choice: 'required' }));
+    const error = await expectError(BadRequestError, 'unsupported_parameter',
+      () => client.chat.completions.create({ model, messages, tools }));
+    expect(error.param === 'tools' && error.message.includes('encoding'), 'what is missing');
+  },
   async 'errors arrive as the types of the client'() {
     await expectError(NotFoundError, 'model_not_found',
       () => client.chat.completions.create({ model: 'no-such-model', messages }));
