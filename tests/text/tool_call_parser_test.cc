@@ -397,9 +397,24 @@ std::string Joined(const Pieces& pieces) {
 
 bool IsContinuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
+// The ids of `pieces` cut at random places between characters.
+std::vector<int32_t> SplitAtRandom(const Pieces& pieces, ReplyMaker& maker, IdCache& cache) {
+  std::vector<int32_t> ids;
+  for (const std::string& piece : pieces) {
+    for (size_t begin = 0, end; begin < piece.size(); begin = end) {
+      end = begin + 1 + maker.Pick(4);
+      while (end < piece.size() && IsContinuation(piece[end])) ++end;
+      cache.Append(piece.substr(begin, end - begin), ids);
+    }
+  }
+  return ids;
+}
+
 bool LongTests() { return std::getenv("LODESTONE_LONG_TESTS") != nullptr; }
 
+// Each reply is cut once at every place, and at many places 20 times.
 TEST(ToolCallParserTest, EverySplitGivesTheSameReply) {
+  constexpr int kRandomSplits = 20;
   ReplyMaker maker(1);
   IdCache cache;
   const int replies = LongTests() ? 100000 : 4000;
@@ -418,6 +433,10 @@ TEST(ToolCallParserTest, EverySplitGivesTheSameReply) {
         ASSERT_EQ(ParseIds(ids, mode).Text(), expected.Text()) << Raw(Joined(pieces));
       }
     }
+    for (int split = 0; split < kRandomSplits; ++split) {
+      ASSERT_EQ(ParseIds(SplitAtRandom(pieces, maker, cache), mode).Text(), expected.Text())
+          << Raw(Joined(pieces));
+    }
   }
 }
 
@@ -431,15 +450,7 @@ TEST(ToolCallParserTest, RandomSplitsAndTheWholeReplyGiveTheSame) {
     const Pieces pieces = maker.Make();
     const std::string text = Joined(pieces);
     const ChatMode mode = maker.Pick(2) == 0 ? ChatMode::kChat : ChatMode::kThinking;
-    std::vector<int32_t> ids;
-    for (const std::string& piece : pieces) {
-      for (size_t begin = 0, end; begin < piece.size(); begin = end) {
-        end = begin + 1 + maker.Pick(4);
-        while (end < piece.size() && IsContinuation(piece[end])) ++end;
-        cache.Append(piece.substr(begin, end - begin), ids);
-      }
-    }
-    const ParsedReply parsed = ParseIds(ids, mode);
+    const ParsedReply parsed = ParseIds(SplitAtRandom(pieces, maker, cache), mode);
     const std::optional<ParsedReply> expected = WholeReplyParser::Run(text, mode);
     if (!expected.has_value()) {
       ASSERT_EQ(parsed.Text(), Parse(text, mode).Text()) << Raw(text);
