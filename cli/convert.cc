@@ -36,13 +36,12 @@ absl::StatusOr<std::string> Convert(const ConvertConfig& config) {
   ASSIGN_OR_RETURN(const std::string source_text, ReadTextFile(config.source + "/config.json"));
   ASSIGN_OR_RETURN(const std::string config_text, ConfigInForm(source_text, form));
   ASSIGN_OR_RETURN(CheckpointWriter writer,
-                   CheckpointWriter::Create(config.target, config_text,
-                                            {{"converted_from", source.model_id()},
-                                             {"converted_to", config.form}}));
+                   CheckpointWriter::Create(
+                       config.target, config_text,
+                       {{"converted_from", source.model_id()}, {"converted_to", config.form}}));
   ThreadPool pool(num_threads);
   Progress progress;
-  RETURN_IF_ERROR(
-      ConvertCheckpoint(source, writer, pool, WriteProgress(progress, config.target)));
+  RETURN_IF_ERROR(ConvertCheckpoint(source, writer, pool, WriteProgress(progress, config.target)));
   RETURN_IF_ERROR(CopySideFiles(config.source, config.target));
   return FinishCheckpoint(writer, config.target);
 }

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::string_view kName = "lodestone synthesize";
 constexpr std::string_view kDescription =
-    "Writes a checkpoint with random, well-scaled weights in any shape and form that a config.json\n"
+    "Writes a checkpoint with random, well-scaled weights in any shape and form that a "
+    "config.json\n"
     "describes. It answers nonsense, at the speed and with the memory of a real one.\n"
     "  lodestone synthesize bench/synthetic/flash-4-layers.json /tmp/flash-4 --seed 7";
 

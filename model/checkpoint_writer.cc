@@ -113,9 +113,8 @@ std::string CheckpointWriter::HeaderOf(const Shard& shard) const {
   for (size_t i = shard.first; i < shard.end; ++i) {
     const TensorSpec& spec = order_[i];
     const std::string dtype(Name(spec.dtype));
-    header[spec.name] = {{"dtype", dtype},
-                         {"shape", ShapeOf(spec)},
-                         {"data_offsets", {at, at + TensorBytes(spec)}}};
+    header[spec.name] = {
+        {"dtype", dtype}, {"shape", ShapeOf(spec)}, {"data_offsets", {at, at + TensorBytes(spec)}}};
     at += TensorBytes(spec);
   }
   std::string text = json::serialize(header);

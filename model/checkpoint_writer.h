@@ -16,13 +16,13 @@
 namespace lodestone {
 
 // Writes a checkpoint folder in the official layout, front to back: a shard for the embedding, one
-// for each layer, one for the head, the index, and config.json last, so that a folder without one is
-// a write that did not end. Tensors are all that the config asks for, in `order()`.
+// for each layer, one for the head, the index, and config.json last, so that a folder without one
+// is a write that did not end. Tensors are all that the config asks for, in `order()`.
 class CheckpointWriter {
  public:
   // ALREADY_EXISTS if `directory` is there and not an empty folder: nothing is ever overwritten.
-  // INVALID_ARGUMENT as ParseModelConfig. `metadata` goes into every shard's header, which the model
-  // id covers: name there what made the weights.
+  // INVALID_ARGUMENT as ParseModelConfig. `metadata` goes into every shard's header, which the
+  // model id covers: name there what made the weights.
   static absl::StatusOr<CheckpointWriter> Create(
       const std::string& directory, const std::string& config_text,
       const std::map<std::string, std::string>& metadata);
@@ -64,8 +64,8 @@ class CheckpointWriter {
   std::vector<Shard> shards_;
   int64_t total_bytes_ = 0;
 
-  size_t next_shard_ = 0;      // the one to open next
-  int64_t bytes_left_ = 0;     // of the open shard
+  size_t next_shard_ = 0;   // the one to open next
+  int64_t bytes_left_ = 0;  // of the open shard
   std::ofstream file_;
 };
 

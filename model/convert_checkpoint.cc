@@ -164,8 +164,8 @@ absl::StatusOr<std::string> ConfigInForm(std::string_view text, const WeightForm
   return pretty + "\n}\n";
 }
 
-absl::Status ConvertCheckpoint(const Checkpoint& source, CheckpointWriter& writer,
-                               ThreadPool& pool, const LoadProgress& progress) {
+absl::Status ConvertCheckpoint(const Checkpoint& source, CheckpointWriter& writer, ThreadPool& pool,
+                               const LoadProgress& progress) {
   std::map<std::string, TensorSpec> from;
   for (TensorSpec& spec : TensorInventory(source.config())) from[spec.name] = spec;
   std::vector<uint8_t> scales;
@@ -177,8 +177,7 @@ absl::Status ConvertCheckpoint(const Checkpoint& source, CheckpointWriter& write
     } else {
       const auto place = from.find(to.name);
       CHECK(place != from.end()) << "the configs differ in more than formats: " << to.name;
-      const absl::Status status =
-          ConvertTensor(source, place->second, to, writer, pool, scales);
+      const absl::Status status = ConvertTensor(source, place->second, to, writer, pool, scales);
       if (absl::IsInvalidArgument(status)) {
         return absl::InvalidArgumentError(source.FileOf(to.name) + ": tensor '" + to.name + "' " +
                                           std::string(status.message()));

@@ -28,11 +28,11 @@ absl::StatusOr<WeightForm> ParseWeightForm(std::string_view name);
 absl::StatusOr<std::string> ConfigInForm(std::string_view text, const WeightForm& form);
 
 // Fills `writer`, whose config differs from that of `source` in formats only. A matrix that keeps
-// its format is copied byte for byte; one that gets codes gets, for each tile or group, the smallest
-// power-of-two scale that brings its largest weight into range, and nearest codes. Never more than
-// some 128-row bands of a matrix are in memory. INVALID_ARGUMENT, naming the tensor, for a weight
-// that is not finite; errors of the writer. Does not call Finish.
-absl::Status ConvertCheckpoint(const Checkpoint& source, CheckpointWriter& writer,
-                               ThreadPool& pool, const LoadProgress& progress);
+// its format is copied byte for byte; one that gets codes gets, for each tile or group, the
+// smallest power-of-two scale that brings its largest weight into range, and nearest codes. Never
+// more than some 128-row bands of a matrix are in memory. INVALID_ARGUMENT, naming the tensor, for
+// a weight that is not finite; errors of the writer. Does not call Finish.
+absl::Status ConvertCheckpoint(const Checkpoint& source, CheckpointWriter& writer, ThreadPool& pool,
+                               const LoadProgress& progress);
 
 }  // namespace lodestone

@@ -156,8 +156,8 @@ class TensorGenerator {
       const uint64_t bits = stream_.At((first + static_cast<int64_t>(i)) / 4);
       for (size_t j = i; j < std::min(i + 4, out.size()); ++j) {
         const uint64_t pair = bits >> (16 * (j - i));
-        out[j] = std::byte{static_cast<uint8_t>(tables_.fp4[pair & 255] |
-                                                tables_.fp4[pair >> 8 & 255] << 4)};
+        out[j] = std::byte{
+            static_cast<uint8_t>(tables_.fp4[pair & 255] | tables_.fp4[pair >> 8 & 255] << 4)};
       }
     }
   }
@@ -189,8 +189,7 @@ class TensorGenerator {
     std::vector<int64_t> row;
     for (int64_t i = 0; i < config_.experts_per_token; ++i) {
       const auto left = static_cast<uint64_t>(config_.num_experts - i);
-      auto expert = static_cast<int64_t>(
-          stream_.At(token * config_.experts_per_token + i) % left);
+      auto expert = static_cast<int64_t>(stream_.At(token * config_.experts_per_token + i) % left);
       std::vector<int64_t> taken = row;  // the n-th expert that is not taken
       std::ranges::sort(taken);
       for (const int64_t other : taken) expert += other <= expert ? 1 : 0;

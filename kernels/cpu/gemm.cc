@@ -123,8 +123,8 @@ void RunGemm(const SimdTable& simd, const GemmArgs& args) {
 }
 
 void SkipPanels(int64_t first_panel, GemmArgs* args) {
-  args->panels = static_cast<const std::byte*>(args->panels) +
-                 first_panel * PanelBytes(args->format, args->k);
+  args->panels =
+      static_cast<const std::byte*>(args->panels) + first_panel * PanelBytes(args->format, args->k);
   args->n -= first_panel * kPanelOutputs;
 }
 
@@ -146,8 +146,7 @@ void Linear(const Context& context, const LinearParams& p, ThreadPool& pool) {
   const PackedWeight& weight = p.weight;
   const int64_t rows = p.x.shape[0];
   const int64_t num_panels = CeilDiv(weight.n, kPanelOutputs);
-  const int64_t total_ns =
-      weight.groups * GemmNs(rows, weight.n, weight.k, weight.format);
+  const int64_t total_ns = weight.groups * GemmNs(rows, weight.n, weight.k, weight.format);
   const Split split = SplitGemm(rows, num_panels, weight.groups, total_ns, context.simd.row_block,
                                 pool.num_threads());
   if (rows == 0) return;
@@ -158,9 +157,8 @@ void Linear(const Context& context, const LinearParams& p, ThreadPool& pool) {
     const int64_t first_row = task % row_tasks * split.rows;
     const int64_t first_panel = task / row_tasks % panel_tasks * split.panels;
     const int64_t group = task / row_tasks / panel_tasks;
-    GemmArgs args =
-        GemmOf(p.x.Rows(first_row, std::min(split.rows, rows - first_row)), weight, group,
-               p.round_fp8);
+    GemmArgs args = GemmOf(p.x.Rows(first_row, std::min(split.rows, rows - first_row)), weight,
+                           group, p.round_fp8);
     SkipPanels(first_panel, &args);
     args.n = std::min(args.n, split.panels * kPanelOutputs);
     const int64_t first_output = group * weight.n + first_panel * kPanelOutputs;

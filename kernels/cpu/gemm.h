@@ -7,8 +7,8 @@
 
 namespace lodestone::cpu {
 
-// Arguments for rows of `x` [T, >= k] times group `group` of `weight`, without `out`. `round_fp8` as
-// in LinearParams.
+// Arguments for rows of `x` [T, >= k] times group `group` of `weight`, without `out`. `round_fp8`
+// as in LinearParams.
 GemmArgs GemmOf(const TensorView& x, const PackedWeight& weight, int64_t group,
                 bool round_fp8 = false);
 // Runs it, by the function for its weights.

@@ -12,7 +12,8 @@
 namespace lodestone::LODESTONE_SIMD_NAMESPACE {
 namespace {
 
-// Sixteen codes are one load; what they are worth is off by a power of two, which Factor makes good.
+// Sixteen codes are one load; what they are worth is off by a power of two, which Factor makes
+// good.
 struct Fp8Code {
   static constexpr WeightFormat kFormat = WeightFormat::kFp8;
   static constexpr int64_t kInputBytes = kPanelOutputs;
@@ -62,8 +63,8 @@ struct QuantisedScratch : GemmScratch {
   alignas(64) float scales[kPanelChunk * kPanelOutputs];
 };
 
-// One slice of a chunk of rows and panels. `w` is the slice of the first panel: its scales, then its
-// codes. With more rows than one tile has, codes are widened once for all of them.
+// One slice of a chunk of rows and panels. `w` is the slice of the first panel: its scales, then
+// its codes. With more rows than one tile has, codes are widened once for all of them.
 template <typename W>
 void AddSlice(const float* x, int64_t num_rows, const W* w, int64_t panel_stride,
               int64_t num_panels, int64_t num_k, bool first, QuantisedScratch& scratch) {
@@ -82,8 +83,8 @@ void AddSlice(const float* x, int64_t num_rows, const W* w, int64_t panel_stride
       Store(scratch.weights + i * kLanes, LoadWeights(codes + panel * panel_stride, i / 2, i % 2));
     }
     const float* weights = scratch.weights;
-    AllRows<true>(x, num_rows, weights, 0, num_k, first, 2,
-                  scratch.scales + panel * kPanelOutputs, scratch.sums + panel * kPanelOutputs);
+    AllRows<true>(x, num_rows, weights, 0, num_k, first, 2, scratch.scales + panel * kPanelOutputs,
+                  scratch.sums + panel * kPanelOutputs);
   }
 }
 

@@ -173,8 +173,8 @@ void WidenTo(const void* x, int64_t first, int64_t n, float* out) {
   }
 }
 
-LODESTONE_SIMD void WidenRows(const GemmArgs& args, int64_t first_row, int64_t num_rows, int64_t first_k,
-               int64_t num_k, float* out) {
+LODESTONE_SIMD void WidenRows(const GemmArgs& args, int64_t first_row, int64_t num_rows,
+                              int64_t first_k, int64_t num_k, float* out) {
   const int64_t row_bytes = args.x_stride * (args.x_bf16 ? 2 : 4);
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t row = args.rows != nullptr ? args.rows[first_row + r] : first_row + r;
@@ -197,8 +197,8 @@ void StoreRow(const float* sums, int64_t n, void* out, int64_t first) {
     StorePart(static_cast<float*>(out) + first + i, Load(sums + i), n - i);
 }
 
-LODESTONE_SIMD void StoreRows(const GemmArgs& args, int64_t first_row, int64_t num_rows, int64_t first_output,
-               int64_t num_outputs, const float* sums) {
+LODESTONE_SIMD void StoreRows(const GemmArgs& args, int64_t first_row, int64_t num_rows,
+                              int64_t first_output, int64_t num_outputs, const float* sums) {
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t at = (first_row + r) * args.out_stride + first_output;
     if (args.out_bf16)

@@ -184,8 +184,8 @@ class ExpertBlock {
   void RunTasks(int64_t parts, int64_t matrices, const F& body) {
     int64_t total_ns = 0;
     for (int64_t i = 0; i < num_tasks_; ++i) {
-      total_ns += matrices * GemmNs(tasks_[i].count, sizes_.width, sizes_.hidden,
-                                    p_.routed[0].w1.format);
+      total_ns +=
+          matrices * GemmNs(tasks_[i].count, sizes_.width, sizes_.hidden, p_.routed[0].w1.format);
     }
     const int64_t count = num_tasks_ * parts;
     if (total_ns < 2 * kMinTaskNs) {
@@ -269,7 +269,8 @@ void MoeRoute(const Context& context, const MoeRouteParams& p, ThreadPool& pool)
   const int64_t num_experts = p.gate.n;
   CHECK(num_experts <= kMaxExperts)
       << "model has " << num_experts << " experts, limit is " << kMaxExperts;
-  const int64_t token_ns = GemmNs(1, num_experts, p.x.shape[1], p.gate.format) / 4 + 30 * num_experts;
+  const int64_t token_ns =
+      GemmNs(1, num_experts, p.x.shape[1], p.gate.format) / 4 + 30 * num_experts;
   ForRanges(pool, p.x.shape[0], token_ns, 1, [&](int64_t first, int64_t count) {
     alignas(64) float products[16 * kMaxExperts];
     const int64_t rows = std::min<int64_t>(kRouteRows, 16 * kMaxExperts / num_experts);

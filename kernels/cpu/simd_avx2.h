@@ -128,7 +128,7 @@ LODESTONE_SIMD __m256 WidenBf16Half(const uint16_t* p) {
 LODESTONE_SIMD F32x16 LoadBf16(const uint16_t* p) {
   return {WidenBf16Half(p), WidenBf16Half(p + 8)};
 }
-// Sixteen e4m3 codes times 2^-8. With their bits placed as those of fp16 (whose exponent has one bit
+// Sixteen e4m3 codes times 2^-8. With their bits placed as those of fp16 (whose exponent has a bit
 // more, and another bias) the processor's own conversion is exact, subnormals included. NaN codes
 // give numbers.
 LODESTONE_SIMD F32x16 LoadE4m3(const uint8_t* p) {

@@ -72,7 +72,7 @@ LODESTONE_SIMD F32x16 LoadBf16(const uint16_t* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
 }
-// Sixteen e4m3 codes times 2^-8. With their bits placed as those of fp16 (whose exponent has one bit
+// Sixteen e4m3 codes times 2^-8. With their bits placed as those of fp16 (whose exponent has a bit
 // more, and another bias) the processor's own conversion is exact, subnormals included. NaN codes
 // give numbers.
 LODESTONE_SIMD F32x16 LoadE4m3(const uint8_t* p) {

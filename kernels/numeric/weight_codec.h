@@ -36,8 +36,8 @@ static inline void WidenWeightRow(const MatrixSource& source, int64_t row, float
   } else {
     const uint8_t* codes = source.values.row<uint8_t>(row);
     for (int64_t j = 0; j < k; ++j) {
-      out[j] = WeightCode(source.spec.format, codes, j) *
-               E8m0ToFloat(WeightScaleCode(source, row, j));
+      out[j] =
+          WeightCode(source.spec.format, codes, j) * E8m0ToFloat(WeightScaleCode(source, row, j));
     }
   }
 }
@@ -80,8 +80,8 @@ static inline void EncodeFp4Row(const float* row, int64_t k, uint8_t* packed, ui
     const float scale = E8m0ToFloat(scale_code);
     scales[first / kGroup] = scale_code;
     for (int64_t j = first; j < first + kGroup; j += 2) {
-      packed[j / 2] = static_cast<uint8_t>(FloatToE2m1(row[j] / scale) |
-                                           FloatToE2m1(row[j + 1] / scale) << 4);
+      packed[j / 2] =
+          static_cast<uint8_t>(FloatToE2m1(row[j] / scale) | FloatToE2m1(row[j + 1] / scale) << 4);
     }
   }
 }

@@ -23,10 +23,10 @@ class WideWeight {
 
   const MatrixSpec spec_;
   const bool round_fp8_;
-  const int64_t slice_;          // inputs of one sum
-  const int64_t num_slices_;     // of a row
-  std::vector<double> values_;   // codes without scales if quantised
-  std::vector<float> scales_;    // [groups * n, num_slices]; quantised only
+  const int64_t slice_;         // inputs of one sum
+  const int64_t num_slices_;    // of a row
+  std::vector<double> values_;  // codes without scales if quantised
+  std::vector<float> scales_;   // [groups * n, num_slices]; quantised only
 };
 
 }  // namespace lodestone::reference

@@ -72,11 +72,11 @@ TEST(QuantisedLinearTest, GoldenProducts) {
 struct Shape {
   int64_t rows, n, k, groups;
 };
-// Rows on both sides of one register tile; partial tiles, panels and slices; groups whose rows start
-// inside a 128-row tile.
-constexpr Shape kShapes[] = {{1, 1, 32, 1},   {1, 300, 512, 1}, {2, 33, 96, 1},   {3, 130, 160, 1},
-                             {5, 40, 288, 3}, {7, 24, 128, 4},  {12, 128, 256, 1}, {13, 96, 544, 1},
-                             {97, 64, 384, 2}};
+// Rows on both sides of one register tile; partial tiles, panels and slices; groups whose rows
+// start inside a 128-row tile.
+constexpr Shape kShapes[] = {{1, 1, 32, 1},     {1, 300, 512, 1}, {2, 33, 96, 1},
+                             {3, 130, 160, 1},  {5, 40, 288, 3},  {7, 24, 128, 4},
+                             {12, 128, 256, 1}, {13, 96, 544, 1}, {97, 64, 384, 2}};
 
 HostTensor Absolute(const HostTensor& source) {
   HostTensor result = source.Clone();
@@ -107,8 +107,7 @@ TEST(QuantisedLinearTest, IsWithinTheRoundingErrorOfItsSums) {
           const QuantisedTensor w(
               {.format = format, .n = shape.n, .k = shape.k, .groups = shape.groups}, 2, kind,
               0.05f);
-          const auto got =
-              RunOnAllBackends(QuantisedRun(x, w.source(), round, DType::kF32)).floats;
+          const auto got = RunOnAllBackends(QuantisedRun(x, w.source(), round, DType::kF32)).floats;
           const auto want = RunReference(QuantisedRun(x, w.source(), round, DType::kF32)).floats;
           const auto sizes = SizesOfSums(x, w);
           for (size_t i = 0; i < got.size(); ++i) {

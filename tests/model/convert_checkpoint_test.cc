@@ -51,8 +51,8 @@ std::vector<float> Numbers(const Checkpoint& checkpoint, const TensorSpec& spec)
   std::memcpy(copy.data(), source.values.data, copy.size());
   source.values.data = copy.data();
   if (IsQuantised(spec.matrix.format)) source.scales = checkpoint.Find(ScaleName(spec.name));
-  std::vector<float> numbers(static_cast<size_t>(spec.matrix.groups * spec.matrix.n *
-                                                 spec.matrix.k));
+  std::vector<float> numbers(
+      static_cast<size_t>(spec.matrix.groups * spec.matrix.n * spec.matrix.k));
   for (int64_t row = 0; row < spec.matrix.groups * spec.matrix.n; ++row) {
     WidenWeightRow(source, row, numbers.data() + row * spec.matrix.k);
   }
@@ -85,8 +85,7 @@ TEST(ConvertCheckpointTest, OfficialFormIsCloseAndKeepsTheRest) {
     from.dtype = DType::kBf16;
     from.matrix.format = WeightFormat::kBf16;
     // Rounding to three mantissa bits, or to the eight magnitudes of e2m1.
-    EXPECT_LE(RelativeL2(Numbers(target, to), Numbers(source, from)), fp8 ? 0.03 : 0.15)
-        << to.name;
+    EXPECT_LE(RelativeL2(Numbers(target, to), Numbers(source, from)), fp8 ? 0.03 : 0.15) << to.name;
   }
   EXPECT_EQ(num_fp8, 4 * 5 + 2 + 4 * 3);  // attention, index queries, shared experts
   EXPECT_EQ(num_fp4, 4 * 6 * 3);

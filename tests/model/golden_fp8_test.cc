@@ -10,8 +10,9 @@
 #include "tests/testing/model_runner.h"
 
 // A checkpoint in the official form: FP8 matrices, FP4 experts (tests/golden/MANIFEST.md). Rounded
-// inputs amplify: one flipped bf16 flips an e4m3 code, a sixteenth of its value, so what is compared
-// closely is one block at a time (and single products in tests/kernels/quantised_linear_test.cc).
+// inputs amplify: one flipped bf16 flips an e4m3 code, a sixteenth of its value, so what is
+// compared closely is one block at a time (and single products in
+// tests/kernels/quantised_linear_test.cc).
 namespace lodestone {
 namespace {
 
@@ -64,8 +65,7 @@ TEST_P(WidenedWeightsTest, AgreeWithIndependentImplementation) {
   const std::vector<float> logits = runner.Prefill(golden.Ids("input_ids"), kChunk, 4, &probe);
   EXPECT_LE(RelativeL2(logits, golden["logits_last"].Floats()), 1e-4);
   for (size_t layer = 0; layer < norms.size(); ++layer) {
-    const std::vector<float> want =
-        golden["hidden.l" + std::to_string(layer) + ".norm"].Floats();
+    const std::vector<float> want = golden["hidden.l" + std::to_string(layer) + ".norm"].Floats();
     ASSERT_EQ(norms[layer].size(), want.size());
     for (size_t i = 0; i < want.size(); ++i) {
       ASSERT_NEAR(norms[layer][i], want[i], 1e-5 * want[i]) << "layer " << layer << " token " << i;
@@ -91,8 +91,8 @@ TEST(Fp8GoldenTest, ExpertsOfOneStepAgree) {
       HostTensor ids(DType::kI32, {1}), experts(DType::kI32, {1, chosen});
       HostTensor expert_weights(DType::kF32, {1, chosen});
       const HostTensor scratch(
-          DType::kU8, {model.ops.MoeExpertsScratchBytes(1, chosen, hidden, model.config.expert_width,
-                                                        model.config.num_experts) +
+          DType::kU8, {model.ops.MoeExpertsScratchBytes(
+                           1, chosen, hidden, model.config.expert_width, model.config.num_experts) +
                        64});
       x.SetFloats(golden[key + "ffn_in"].Floats());
       ids.SetInts({golden.Ids("greedy.ids")[0]});
@@ -126,9 +126,9 @@ TEST(Fp8GoldenTest, ExpertsOfOneStepAgree) {
   }
 }
 
-// A smoke test by nature, see above: correct implementations scatter by up to 0.11 among each other,
-// and the vendor rounds probabilities against a running maximum (docs/model.md 14), which alone moves
-// our prefill from 0.06 to 0.10 and decode from 0.07 to 0.17.
+// A smoke test by nature, see above: correct implementations scatter by up to 0.11 among each
+// other, and the vendor rounds probabilities against a running maximum (docs/model.md 14), which
+// alone moves our prefill from 0.06 to 0.10 and decode from 0.07 to 0.17.
 class Fp8ReferenceNumericsTest : public ::testing::TestWithParam<Fp8Case> {};
 
 TEST_P(Fp8ReferenceNumericsTest, LogitsStayWithinTheScatterOfCorrectImplementations) {

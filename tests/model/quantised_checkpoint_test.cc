@@ -131,15 +131,14 @@ INSTANTIATE_TEST_SUITE_P(
                [](Fixture& f) {
                  f.config["quantization_config"].as_object()["weight_block_size"] = {64, 64};
                },
-               {"config.json", "quantization_config", "weight_block_size", "[64,64]",
-                "[128,128]"}},
+               {"config.json", "quantization_config", "weight_block_size", "[64,64]", "[128,128]"}},
         Damage{"OtherCodes",
-               [](Fixture& f) {
-                 f.config["quantization_config"].as_object()["fmt"] = "e5m2";
-               },
+               [](Fixture& f) { f.config["quantization_config"].as_object()["fmt"] = "e5m2"; },
                {"quantization_config", "fmt", "e5m2"}},
         Damage{"OtherMethod",
-               [](Fixture& f) { f.config["quantization_config"] = {{"quant_method", "awq"}}; },
+               [](Fixture& f) {
+                 f.config["quantization_config"] = {{"quant_method", "awq"}};
+               },
                {"quantization_config", "quant_method", "awq"}},
         Damage{"OtherExperts",
                [](Fixture& f) { f.config["expert_dtype"] = "int4"; },

@@ -116,7 +116,8 @@ TEST(SyntheticCheckpointTest, RunsAPromptOnBothBackends) {
   std::vector<std::vector<float>> logits;
   for (const std::string backend : {"cpu", "reference"}) {
     const LoadedModel model(dir / "out", TestBackend(backend));
-    for (const FormatChoice formats : {kExactFormats, FormatChoice{.numerics = Numerics::kReference}}) {
+    for (const FormatChoice formats :
+         {kExactFormats, FormatChoice{.numerics = Numerics::kReference}}) {
       ModelRunner runner(model, model.ops, formats,
                          {.num_seqs = 1, .max_context = 256, .max_tokens = 64});
       logits.push_back(runner.Prefill(ids, 64, 4));
