@@ -21,6 +21,8 @@ class Streams {
           std::vector<GenerateOutput> expected, Errors errors = Errors::kForbidden);
   ~Streams() { End(); }
 
+  // No further questions; those that were asked go on.
+  void StopAsking() { end_ = true; }
   // Every stream comes to its own end first. Idempotent.
   void End();
 
