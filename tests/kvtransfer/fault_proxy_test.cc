@@ -208,8 +208,12 @@ TEST(FaultProxyTest, EveryFaultIsCaughtBeforeTheFirstDecodeStep) {
       }
       link_may_be_dying = was_done;
       pair.Forget(lease);
-      // Bytes that were granted are sent, also those of a request that has failed meanwhile.
+      // Bytes that were granted are sent, also those of a request that has failed meanwhile or on a
+      // link that is dead: the next fault is not for them.
       ASSERT_TRUE(pair.RunUntilIdle());
+      ASSERT_TRUE(pair.RunUntil([&] {
+        return !pair.sender->LinkedInstances().empty() || pair.proxy->num_open() == 0;
+      }));
     }
   }
   ASSERT_TRUE(pair.RunUntilIdle());

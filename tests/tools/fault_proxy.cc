@@ -47,10 +47,12 @@ class FaultProxy::Connection {
  public:
   Connection(FaultProxy* proxy, Socket client, Socket target)
       : proxy_(*proxy), client_(std::move(client)), target_(std::move(target)) {
+    ++proxy_.num_open_;
     forward_ = std::thread([this] {
       (proxy_.options_.frames ? CopyFrames() : CopyBytes(client_.fd(), target_.fd(), true))
           .IgnoreError();
       End();
+      --proxy_.num_open_;
     });
     backward_ = std::thread([this] {
       CopyBytes(target_.fd(), client_.fd(), false).IgnoreError();

@@ -77,6 +77,8 @@ class FaultProxy {
   int64_t num_done(FrameFault fault) const { return done_[static_cast<size_t>(fault)]; }
   int64_t num_frames() const { return num_frames_; }
   int64_t num_connections() const { return num_connections_; }
+  // Connections that may still carry a frame.
+  int64_t num_open() const { return num_open_; }
 
  private:
   class Connection;
@@ -94,7 +96,7 @@ class FaultProxy {
   const int port_;
   std::atomic<bool> stop_{false};
   std::atomic<Weather> weather_{Weather::kClear};
-  std::atomic<int64_t> num_frames_{0}, num_connections_{0};
+  std::atomic<int64_t> num_frames_{0}, num_connections_{0}, num_open_{0};
   std::array<std::atomic<int64_t>, kNumFrameFaults> done_{};
   std::atomic<int64_t> delay_ms_{0};
   Mutex mutex_;
