@@ -25,7 +25,6 @@ class LossWeights:
     ice: float
     lm: float
     word: float
-    hold_back: bool = False   # a word counts in the answer loss as far as loss f knows it
 
 
 METRICS = ["loss", "answer", "lm", "attention", "kl", "ice", "word", "norm"] + [
@@ -40,13 +39,13 @@ def _cross_entropy(logits, targets):
     return logits.logsumexp(-1) - logits.gather(-1, targets[..., None])[..., 0]
 
 
-def token_losses(hidden, head, targets, kinds, importance):
-    """Loss a with each token's share of it, loss b and the accuracy of each code slot
+def token_losses(hidden, head, targets, kinds):
+    """Losses a and b and the accuracy of each code slot
     f32 [CODE_SLOTS]."""
     logits = hidden.float() @ head.float().t()
     loss = _cross_entropy(logits, targets)
     code = (kinds >= CODE).float()
-    answer = _mean(loss * importance, code + 0.25 * (kinds == ANSWER).float())
+    answer = _mean(loss, code + 0.25 * (kinds == ANSWER).float())
     lm = _mean(loss, (kinds == OTHER).float())
     with torch.no_grad():
         right = (logits.argmax(-1) == targets).float()
@@ -123,33 +122,26 @@ def layer_losses(layer, batch, window):
     return attention, kl, ice
 
 
-def word_losses(indexed, batch, named, norm_eps):
-    """Loss f, and how probable it makes each code token f32 [B, ANSWER_POSITIONS]: of the words
-    the best of all ratio-4 layers, 1 for the digits and dashes, which f leaves out."""
+def word_loss(indexed, batch, named, norm_eps):
+    """Loss f: the mean over the ratio-4 layers, of the two words of each code alone."""
     slot = torch.arange(ANSWER_POSITIONS, device=batch["valid"].device) % CODE_SLOTS
     is_word = (slot == 0) | (slot == CODE_SLOTS - 1)
     words = batch["valid"] * is_word
     target = batch["tokens"].gather(1, batch["needles"])
-    losses = []
+    total = 0
     for layer in indexed:
         out = _gather_tokens(layer["out"], batch["positions"][:, :ANSWER_POSITIONS]).float()
         hidden = rms_norm(out, named["norm.weight"], norm_eps)
-        losses.append(_cross_entropy(hidden @ named["head.weight"].float().t(), target))
-    known = torch.stack(losses).detach().amin(0).neg().exp()
-    mean = sum(_mean(loss, words) for loss in losses) / len(losses)
-    return mean, torch.where(is_word, known, torch.ones_like(known))
+        total += _mean(_cross_entropy(hidden @ named["head.weight"].float().t(), target), words)
+    return total / len(indexed)
 
 
 def all_losses(model, named, batch, weights, select):
     """The loss to minimise, its metrics (METRICS without the norm) and the expert loads."""
     tokens = batch["tokens"]
     hidden, indexed, loads = model.run(named, tokens[:, :-1], select)
-    word, known = word_losses(indexed, batch, named, model.config.norm_eps)
-    importance = torch.ones_like(tokens[:, 1:], dtype=torch.float32)
-    if weights.hold_back:
-        importance = importance.scatter(1, batch["positions"][:, :ANSWER_POSITIONS], known)
-    answer, lm, slots = token_losses(hidden, named["head.weight"], tokens[:, 1:], batch["kinds"],
-                                     importance)
+    word = word_loss(indexed, batch, named, model.config.norm_eps)
+    answer, lm, slots = token_losses(hidden, named["head.weight"], tokens[:, 1:], batch["kinds"])
     parts = [layer_losses(layer, batch, model.config.window) for layer in indexed]
     attention, kl, ice = (sum(values) / len(parts) for values in zip(*parts))
     loss = (weights.answer * answer + weights.lm * lm + weights.attention * attention +

@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -43,7 +43,7 @@ class Phase:
 
 PHASES = (
     Phase(70, ((1.0, RowSpec(512, 48, 10, 0.15, 5)),), False, 2e-3, 2e-3, 150,
-          LossWeights(1, 0.5, 1, 0.2, 0.1, 0.5, hold_back=True), until_learned=True),
+          LossWeights(1, 0.5, 1, 0.2, 0.1, 0.5), until_learned=True),
     Phase(70, ((1.0, RowSpec(2048, 16, 40, 0.25, 5)),), False, 2e-3, 1.5e-3, 30,
           LossWeights(1, 0.5, 1, 0.2, 0.1, 0.2)),
     Phase(110, ((0.8, RowSpec(4096, 8, 80, 0.3, 5)), (0.2, RowSpec(768, 32, 16, 0.2, 2))), True,
@@ -141,16 +141,9 @@ class Trainer:
                           f"after {self.steps} steps")
 
 
-def planned_phases(args):
-    if not args.no_hold_back:
-        return PHASES
-    return tuple(replace(phase, loss=replace(phase.loss, hold_back=False)) for phase in PHASES)
-
-
 def train(args, model, specs, feeder, deadline):
     """Trained weights. The phases still to come share the time that is left in the proportions of
     PHASES."""
-    phases = planned_phases(args)
     first_left = deadline - time.monotonic()
     seed = args.seed
     while True:
@@ -163,8 +156,8 @@ def train(args, model, specs, feeder, deadline):
 
         trainer = Trainer(model, weights, feeder, seed, may_restart)
         try:
-            for number, phase in enumerate(phases):
-                share = phase.seconds / sum(later.seconds for later in phases[number:])
+            for number, phase in enumerate(PHASES):
+                share = phase.seconds / sum(later.seconds for later in PHASES[number:])
                 seconds = share * max(deadline - time.monotonic(), 4.0)
                 trainer.run_phase(number, phase, args.smoke or seconds)
             return weights
@@ -203,8 +196,6 @@ def parse_args():
     parser.add_argument("--out", help="folder for the trained model")
     parser.add_argument("--minutes", type=float, default=9.0, help="time limit of everything")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--no-hold-back", action="store_true",
-                        help="in phase 0, count words that are not known yet as all answers")
     parser.add_argument("--check", metavar="DIR", help="evaluate this model, train nothing")
     parser.add_argument("--smoke", type=float, default=0, metavar="SECONDS",
                         help="run each phase this long: a test of the code, not of the result")
