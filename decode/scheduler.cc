@@ -6,6 +6,7 @@
 
 #include "base/failpoint.h"
 #include "base/logging.h"
+#include "base/out_of_memory.h"
 #include "base/status_macros.h"
 #include "engine/sampler.h"
 #include "kvcache/ledger.h"
@@ -51,18 +52,38 @@ absl::Status DecodeScheduler::CheckReserve(const ReserveRequest& request) const 
 }
 
 absl::Status DecodeScheduler::ReserveOne(LeaseId lease, const ReserveRequest& request) {
-  RETURN_IF_ERROR(engine_.cache().ledger().Reserve(
-      lease, ReservationFor(request.prompt_tokens + request.max_new_tokens)));
+  // The ledger last: what there is no memory for has reserved nothing.
+  std::map<LeaseId, Request> added;
+  added.emplace(lease, Request{.lease = lease,
+                               .request_id = request.request_id,
+                               .prompt_tokens = request.prompt_tokens,
+                               .max_new_tokens = request.max_new_tokens,
+                               .cache = nullptr,
+                               .sequence = nullptr,
+                               .stream = std::nullopt,
+                               .unsent = {},
+                               .forks = {}});
   leases_.Add(lease);
-  requests_.emplace(lease, Request{.lease = lease,
-                                   .request_id = request.request_id,
-                                   .prompt_tokens = request.prompt_tokens,
-                                   .max_new_tokens = request.max_new_tokens,
-                                   .cache = nullptr,
-                                   .sequence = nullptr,
-                                   .stream = std::nullopt,
-                                   .unsent = {},
-                                   .forks = {}});
+  const absl::Status reserved = engine_.cache().ledger().Reserve(
+      lease, ReservationFor(request.prompt_tokens + request.max_new_tokens));
+  if (!reserved.ok()) {
+    leases_.Remove(lease);
+    return reserved;
+  }
+  requests_.merge(added);
+  return absl::OkStatus();
+}
+
+absl::Status DecodeScheduler::ReserveForks(const ReserveRequest& request, ReserveReply& reply) {
+  std::vector<LeaseId>& forks = requests_.at(reply.lease).forks;
+  forks.reserve(static_cast<size_t>(request.num_forks));
+  reply.forks.reserve(static_cast<size_t>(request.num_forks));
+  for (int64_t i = 0; i < request.num_forks; ++i) {
+    const LeaseId fork = RandomLeaseId();
+    RETURN_IF_ERROR(ReserveOne(fork, request));
+    forks.push_back(fork);
+    reply.forks.push_back(fork);
+  }
   return absl::OkStatus();
 }
 
@@ -73,16 +94,12 @@ absl::StatusOr<ReserveReply> DecodeScheduler::Reserve(const ReserveRequest& requ
   const int64_t free_before = ledger.Snapshot().free_bytes;
   ReserveReply reply{.lease = RandomLeaseId()};
   RETURN_IF_ERROR(ReserveOne(reply.lease, request));
-  for (int64_t i = 0; i < request.num_forks; ++i) {
-    const LeaseId fork = RandomLeaseId();
-    absl::Status status = ReserveOne(fork, request);
-    if (!status.ok()) {
-      Cancel(reply.lease);
-      return status;
-    }
-    requests_.at(reply.lease).forks.push_back(fork);
+  const absl::Status forks = CatchOutOfMemory(
+      "for the choices of a request", [&] { return ReserveForks(request, reply); });
+  if (!forks.ok()) {
+    Cancel(reply.lease);
+    return forks;
   }
-  reply.forks = requests_.at(reply.lease).forks;
   const MemorySnapshot memory = ledger.Snapshot();
   reply.reserved_bytes = free_before - memory.free_bytes;
   reply.free_bytes = ReservableBytes(memory, engine_.plan());

@@ -102,6 +102,8 @@ class DecodeScheduler : public HandoffTarget {
 
   absl::Status CheckReserve(const ReserveRequest& request) const;
   absl::Status ReserveOne(LeaseId lease, const ReserveRequest& request);
+  // All of them, or an error with some: those end with their request.
+  absl::Status ReserveForks(const ReserveRequest& request, ReserveReply& reply);
   absl::Status CheckFirstToken(const GeneratedToken& token, const Handoff& handoff) const;
   absl::Status CheckForks(const Request& request, const Handoff& handoff) const;
   absl::Status StartFork(const HandoffFork& fork, const Handoff& handoff,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/logging.h"
+#include "base/out_of_memory.h"
 #include "base/status_macros.h"
 
 namespace lodestone {
@@ -91,7 +92,7 @@ absl::Status DecodeWorker::Loop(const std::function<bool()>& end_requested) {
       draining_ = true;
       drain_deadline = clock_.Now() + *time;
     }
-    status = Turn();
+    status = CatchOutOfMemory("for the loop of the worker", [this] { return Turn(); });
     if (drain_deadline && (scheduler_.num_live() == 0 || clock_.Now() > *drain_deadline)) break;
   }
   End(status);
@@ -152,7 +153,9 @@ bool DecodeWorker::HandleIfAny(std::optional<Command> command) {
 void DecodeWorker::Handle(ReserveCommand command) {
   absl::StatusOr<ReserveReply> reply = draining_
                                            ? absl::UnavailableError("the decode worker is draining")
-                                           : scheduler_.Reserve(command.request);
+                                           : CatchOutOfMemory("for a reservation", [&] {
+                                               return scheduler_.Reserve(command.request);
+                                             });
   CountRefusal(reply.status());
   command.done(std::move(reply));
 }

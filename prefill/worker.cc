@@ -8,6 +8,7 @@
 
 #include "base/failpoint.h"
 #include "base/logging.h"
+#include "base/out_of_memory.h"
 #include "base/status_macros.h"
 
 namespace lodestone {
@@ -97,7 +98,7 @@ absl::Status PrefillWorker::Loop(const std::function<bool()>& end_requested) {
       draining_ = true;
       drain_deadline = clock_.Now() + *time;
     }
-    status = Turn();
+    status = CatchOutOfMemory("for the loop of the worker", [this] { return Turn(); });
     if (drain_deadline && (idle() || clock_.Now() > *drain_deadline)) break;
   }
   End(status);

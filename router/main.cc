@@ -4,6 +4,7 @@
 #include "base/build_info.h"
 #include "base/config.h"
 #include "base/logging.h"
+#include "base/out_of_memory.h"
 #include "base/shutdown.h"
 #include "router/router.h"
 
@@ -25,7 +26,8 @@ int Main(int argc, char** argv) {
   for (const ConfigValue& value : outcome->values) {
     VLOG(1) << value.name << " = " << value.value << " (" << value.origin << ")";
   }
-  const absl::StatusOr<std::unique_ptr<Router>> router = Router::Start(config);
+  const absl::StatusOr<std::unique_ptr<Router>> router =
+      CatchOutOfMemory("for a router", [&config] { return Router::Start(config); });
   if (!router.ok()) {
     LOG(ERROR) << "cannot start: " << router.status().ToString();
     return 1;

@@ -7,6 +7,7 @@
 #include "base/config.h"
 #include "base/failpoint.h"
 #include "base/logging.h"
+#include "base/out_of_memory.h"
 #include "base/shutdown.h"
 #include "worker/worker_config.h"
 
@@ -35,7 +36,8 @@ int WorkerMain(const std::string& role, const std::string& description, int argc
     return 1;
   };
   if (const absl::Status status = BeginWorker(*outcome); !status.ok()) return fail(status);
-  absl::StatusOr<std::unique_ptr<Process>> process = Process::Start(config);
+  absl::StatusOr<std::unique_ptr<Process>> process =
+      CatchOutOfMemory("for a " + role + " worker", [&config] { return Process::Start(config); });
   if (!process.ok()) return fail(process.status());
   std::printf("%s\n", (*process)->ListeningLine().c_str());
   std::fflush(stdout);

@@ -5,7 +5,9 @@
 
 #include <limits>
 
+#include "base/out_of_memory.h"
 #include "kvcache/ledger.h"
+#include "tests/testing/failing_allocations.h"
 
 namespace lodestone {
 namespace {
@@ -399,6 +401,43 @@ TEST_F(DecodeForksTest, OnlyForksOfTheRequestAreStarted) {
   EXPECT_EQ(table_.num_running(), 0);
   table_.Cancel(reply.lease);
   EXPECT_EQ(table_.num_live(), 0);
+}
+
+TEST_F(DecodeSchedulerTest, AReservationThatThereIsNoMemoryForLeavesNoTrace) {
+  const int64_t failures = FailEveryAllocation([&](auto arm) {
+    const ReserveRequest request{.request_id = "a request id that is longer than a small string",
+                                 .prompt_tokens = kPromptTokens,
+                                 .max_new_tokens = 8,
+                                 .num_forks = 1};
+    absl::StatusOr<ReserveReply> reply = absl::UnknownError("");
+    arm([&] {
+      reply = CatchOutOfMemory("for a reservation", [&] { return table_.Reserve(request); });
+    });
+    if (reply.ok()) {
+      EXPECT_GT(table_.Cancel(reply->lease), 0);
+      return;
+    }
+    EXPECT_TRUE(absl::IsResourceExhausted(reply.status())) << reply.status();
+    EXPECT_EQ(table_.num_live(), 0);
+    EXPECT_TRUE(ledger().CheckIdle().ok());
+  });
+  EXPECT_GE(failures, 4);  // the id, the request, the lease and its account
+}
+
+TEST_F(DecodeSchedulerTest, AfterAnAdoptionThatThereIsNoMemoryForEverythingCanBeGivenBack) {
+  const int64_t failures = FailEveryAllocation([&](auto arm) {
+    const LeaseId lease = Reserve();
+    ReceiveRows(lease);
+    absl::Status adopted;
+    arm([&] {
+      adopted = CatchOutOfMemory("for an adoption",
+                                 [&] { return Adopt(lease, {.max_new_tokens = 8}); });
+    });
+    EXPECT_TRUE(adopted.ok() || absl::IsResourceExhausted(adopted)) << adopted;
+    table_.EndAll(absl::UnavailableError("the worker ends"));
+    EXPECT_TRUE(ledger().CheckIdle().ok());
+  });
+  EXPECT_GE(failures, 2);
 }
 
 TEST(TokenStreamTest, AReaderThatIsTooSlowIsCutOff) {
