@@ -123,4 +123,13 @@ ApiError FromStatus(const absl::Status& status, std::string_view phase) {
   return error;
 }
 
+ApiError OutOfMemoryError() noexcept {
+  ApiError error;  // all of its texts fit into the strings themselves
+  error.http_status = 503;
+  error.code = "out_of_memory";
+  error.message = "out of memory";
+  error.retry_after = std::chrono::seconds(1);
+  return error;
+}
+
 }  // namespace lodestone

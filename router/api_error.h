@@ -1,9 +1,11 @@
 #pragma once
 
 #include <chrono>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -54,5 +56,18 @@ class ApiOr {
  private:
   std::variant<T, ApiError> state_;
 };
+
+// 503 `out_of_memory`. Needs no memory itself.
+ApiError OutOfMemoryError() noexcept;
+
+// What `body`, which returns an ApiOr, returns; OutOfMemoryError() if an allocation in it fails.
+template <typename Body>
+std::invoke_result_t<Body> OrOutOfMemory(Body&& body) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (const std::bad_alloc&) {
+    return OutOfMemoryError();
+  }
+}
 
 }  // namespace lodestone

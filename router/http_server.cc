@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
 #include <optional>
 #include <set>
 
@@ -18,6 +19,7 @@
 #include <boost/beast/http/status.hpp>
 
 #include "base/logging.h"
+#include "router/api_error.h"
 #include "router/http_request_parser.h"
 
 namespace lodestone {
@@ -186,8 +188,18 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     co_return true;
   }
 
-  // Refuses and returns false if what comes is not a request within the limits.
   Task<bool> ReadRequest() {
+    try {
+      co_return co_await TryReadRequest();
+    } catch (const std::bad_alloc&) {
+      keep_alive_ = false;
+    }
+    const ApiError error = OutOfMemoryError();
+    co_return co_await Refuse(error.http_status, error.message);
+  }
+
+  // Refuses and returns false if what comes is not a request within the limits.
+  Task<bool> TryReadRequest() {
     HttpRequestParser parser(limits_);
     stream_.expires_never();
     ArmRead(RealClock()->Now() + limits_.header_timeout);

@@ -165,8 +165,8 @@ void ReadCompletionFields(FieldReader& reader, const SchemaRules& rules, ApiRequ
 }
 
 template <typename ReadFields>
-ApiOr<ApiRequest> Parse(std::string_view body, const SchemaRules& rules, ApiKind api,
-                        ReadFields read_fields) {
+ApiOr<ApiRequest> ParseFields(std::string_view body, const SchemaRules& rules, ApiKind api,
+                              ReadFields read_fields) {
   ApiOr<json::value> document = ParseJson(body);
   if (!document.ok()) return document.error();
   if (!document.value().is_object()) {
@@ -188,6 +188,12 @@ ApiOr<ApiRequest> Parse(std::string_view body, const SchemaRules& rules, ApiKind
   }
   if (error.has_value()) return *error;
   return request;
+}
+
+template <typename ReadFields>
+ApiOr<ApiRequest> Parse(std::string_view body, const SchemaRules& rules, ApiKind api,
+                        ReadFields read_fields) {
+  return OrOutOfMemory([&] { return ParseFields(body, rules, api, read_fields); });
 }
 
 }  // namespace

@@ -107,8 +107,10 @@ uint64_t ChoiceSeed(uint64_t seed, int choice) {
   return z ^ (z >> 31);
 }
 
-ApiOr<std::vector<Request>> BuildRequests(const ApiRequest& api, const ModelInfo& model,
-                                          const BuildRules& rules, TimePoint received_at) {
+namespace {
+
+ApiOr<std::vector<Request>> Build(const ApiRequest& api, const ModelInfo& model,
+                                  const BuildRules& rules, TimePoint received_at) {
   const size_t num_prompts = api.api == ApiKind::kChat ? 1 : api.prompts.size();
   const uint64_t seed = api.seed.has_value() ? static_cast<uint64_t>(*api.seed) : DrawSeed();
   std::vector<Request> requests;
@@ -137,6 +139,13 @@ ApiOr<std::vector<Request>> BuildRequests(const ApiRequest& api, const ModelInfo
     requests.push_back(std::move(request));
   }
   return requests;
+}
+
+}  // namespace
+
+ApiOr<std::vector<Request>> BuildRequests(const ApiRequest& api, const ModelInfo& model,
+                                          const BuildRules& rules, TimePoint received_at) {
+  return OrOutOfMemory([&] { return Build(api, model, rules, received_at); });
 }
 
 }  // namespace lodestone
