@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "base/config.h"
+#include "base/failpoint.h"
 #include "tests/cluster/running_cluster.h"
 #include "tests/cluster/streams.h"
 #include "tests/testing/time_limits.h"
@@ -35,6 +36,22 @@ constexpr State kStates[] = {
     {"decode", "decode_reserve", true},       {"decode", "kvtransfer.grant", true},
     {"decode", "kvtransfer.adopt", true},     {"decode", "decode_adopt", true},
     {"decode", "decode_step", true}};
+
+TEST(ShippedBinariesTest, HaveNoFailpoints) {
+  if (kFailpointsEnabled) GTEST_SKIP() << "a build with failpoints in everything";
+  for (const char* role : {"prefill", "decode"}) {
+    const std::string command = std::string("LODESTONE_FAILPOINTS=a=crash " LODESTONE_BIN_DIR
+                                            "/lodestone-") +
+                                role + " --model " + kNeedleTiny + " 2>&1";
+    FILE* const pipe = popen(command.c_str(), "r");
+    ASSERT_NE(pipe, nullptr);
+    std::string output;
+    char buffer[1024];
+    while (fgets(buffer, sizeof(buffer), pipe) != nullptr) output += buffer;
+    EXPECT_NE(pclose(pipe), 0) << role;
+    EXPECT_NE(output.find("has no failpoints"), std::string::npos) << output;
+  }
+}
 
 // A cluster whose workers have failpoints, and streams on it.
 class FaultStatesTest : public testing::Test {
