@@ -85,7 +85,7 @@ const std::vector<Confinement>& Confinements() {
            "|kvtransfer/(grpc_link|proto_convert)[a-z_]*\\.(h|cc)"
            "|(cli|bench)/.*")},
       {"CUDA headers", std::regex(R"(#include\s+["<](cuda|nccl|cublas|cooperative_groups))"),
-       std::regex("runtime/.*|kernels/cuda/.*|kvtransfer/nccl_transport.*|bench/gpu/.*")},
+       std::regex("runtime/.*|kernels/cuda/.*|kvtransfer/nccl/.*|bench/gpu/.*")},
       {"getenv", std::regex(R"(\b(secure_)?getenv\s*\()"), std::regex("base/config\\.cc")},
   };
   return confinements;
