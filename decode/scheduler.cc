@@ -257,7 +257,11 @@ absl::Status DecodeScheduler::Adopt(Handoff handoff) {
                                       std::to_string(request.prompt_tokens) + " and " +
                                       std::to_string(request.max_new_tokens) + " were reserved");
   }
-  if (handoff.forks.empty()) RETURN_IF_ERROR(CheckFirstToken(handoff.first_token, handoff));
+  if (handoff.forks.empty()) {
+    RETURN_IF_ERROR(CheckFirstToken(handoff.first_token, handoff));
+  } else {
+    RETURN_IF_ERROR(CheckInVocabulary(handoff.first_token));
+  }
   RETURN_IF_ERROR(CheckForks(request, handoff));
   if (request.cache->length() < num_tokens) request.cache->SetLength(num_tokens);
   for (const HandoffFork& fork : handoff.forks) {
@@ -267,7 +271,7 @@ absl::Status DecodeScheduler::Adopt(Handoff handoff) {
   for (LeaseId fork : std::exchange(request.forks, {})) {
     if (!std::ranges::count(running_, fork)) ended_at_adoption_.push_back(fork);
   }
-  if (CheckFirstToken(handoff.first_token, handoff).ok()) {
+  if (LeavesWork(handoff.first_token, handoff)) {
     Run(request, handoff, handoff.sampling, handoff.first_token);
   } else {
     ended_at_adoption_.push_back(request.lease);
@@ -275,13 +279,22 @@ absl::Status DecodeScheduler::Adopt(Handoff handoff) {
   return absl::OkStatus();
 }
 
+absl::Status DecodeScheduler::CheckInVocabulary(const GeneratedToken& token) const {
+  const int64_t vocab_size = engine_.config().vocab_size;
+  if (token.id >= 0 && token.id < vocab_size) return absl::OkStatus();
+  return absl::InvalidArgumentError("first token " + std::to_string(token.id) +
+                                    " is not in the vocabulary of " + std::to_string(vocab_size));
+}
+
+bool DecodeScheduler::LeavesWork(const GeneratedToken& token, const Handoff& handoff) const {
+  return FinishAfter(token.id, handoff.num_generated + 1, handoff.sampling,
+                     engine_.config().eos_ids) == FinishReason::kNone;
+}
+
 absl::Status DecodeScheduler::CheckFirstToken(const GeneratedToken& token,
                                               const Handoff& handoff) const {
-  if (token.id >= 0 && token.id < engine_.config().vocab_size &&
-      FinishAfter(token.id, handoff.num_generated + 1, handoff.sampling,
-                  engine_.config().eos_ids) == FinishReason::kNone) {
-    return absl::OkStatus();
-  }
+  RETURN_IF_ERROR(CheckInVocabulary(token));
+  if (LeavesWork(token, handoff)) return absl::OkStatus();
   return absl::InvalidArgumentError("first token " + std::to_string(token.id) +
                                     " leaves nothing to decode");
 }

@@ -104,6 +104,9 @@ class DecodeScheduler : public HandoffTarget {
   absl::Status ReserveOne(LeaseId lease, const ReserveRequest& request);
   // All of them, or an error with some: those end with their request.
   absl::Status ReserveForks(const ReserveRequest& request, ReserveReply& reply);
+  absl::Status CheckInVocabulary(const GeneratedToken& token) const;
+  // Whether a sequence that begins with this first token goes on.
+  bool LeavesWork(const GeneratedToken& token, const Handoff& handoff) const;
   absl::Status CheckFirstToken(const GeneratedToken& token, const Handoff& handoff) const;
   absl::Status CheckForks(const Request& request, const Handoff& handoff) const;
   absl::Status StartFork(const HandoffFork& fork, const Handoff& handoff,

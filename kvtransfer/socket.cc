@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 
 // A stop request is seen at the latest after this time, also without a shutdown of the socket.
 constexpr milliseconds kPollSlice{100};
-// What was sent and is not acknowledged by the peer's kernel for so long ends the connection.
+// What the peer's kernel does not take or acknowledge for so long ends the connection.
 constexpr unsigned kUnacknowledgedMs = 2'000;
 
 absl::Status ErrnoStatus(std::string_view what, int error) {

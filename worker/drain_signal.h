@@ -12,11 +12,10 @@ class DrainSignal {
  public:
   // `timeout` 0: the worker's own. The first one counts.
   void Request(std::chrono::milliseconds timeout) {
-    if (requested_) return;
-    timeout_ms_ = timeout.count();
-    requested_ = true;
+    int64_t none = kNone;
+    timeout_ms_.compare_exchange_strong(none, timeout.count());
   }
-  bool requested() const { return requested_; }
+  bool requested() const { return timeout_ms_ != kNone; }
   // The wished timeout, or `otherwise` if there is none.
   std::chrono::milliseconds TimeoutOr(std::chrono::milliseconds otherwise) const {
     const int64_t wished = timeout_ms_;
@@ -24,8 +23,9 @@ class DrainSignal {
   }
 
  private:
-  std::atomic<bool> requested_{false};
-  std::atomic<int64_t> timeout_ms_{0};
+  static constexpr int64_t kNone = -1;
+
+  std::atomic<int64_t> timeout_ms_{kNone};
 };
 
 }  // namespace lodestone

@@ -192,13 +192,13 @@ bool Registration::HasNews() const {
 bool Registration::Report(Session& session, SteadyClock::time_point deadline) {
   const LoopState state = board_.Get().state;
   v1::WorkerReport report;
+  *report.mutable_load() = load_();  // before the hello: READY is never said without its address
   int version = said_version_;
   {
     MutexLock lock(&mutex_);
     if (hello_version_ != said_version_) *report.mutable_hello() = hello_;
     version = hello_version_;
   }
-  *report.mutable_load() = load_();
   if (!session.Send(std::move(report), deadline)) return false;
   reported_state_ = state;
   said_version_ = version;

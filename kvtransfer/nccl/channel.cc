@@ -39,7 +39,7 @@ void Channel::Post(uint64_t link_seq, std::span<std::byte> slot) {
 }
 
 void Channel::Report(SlotEvent event) {
-  events_.TryPush(std::move(event));
+  CHECK(events_.TryPush(std::move(event))) << "nobody polls this link";
   if (options_.wake) options_.wake();
 }
 

@@ -379,6 +379,17 @@ TEST_F(DecodeForksTest, ChoicesThatEndedInPrefillAreToldSo) {
   EXPECT_TRUE(ledger().CheckIdle().ok());
 }
 
+TEST_F(DecodeForksTest, AFirstTokenOutsideTheVocabularyIsRefused) {
+  const ReserveReply reply = ReserveThree();
+  ReceiveRows(reply.lease);
+  for (const int32_t id : {-1, static_cast<int32_t>(engine_->config().vocab_size)}) {
+    EXPECT_EQ(AdoptForks(reply, reply.forks, id).code(), absl::StatusCode::kInvalidArgument) << id;
+  }
+  EXPECT_EQ(table_.num_running(), 0);
+  table_.Cancel(reply.lease);
+  EXPECT_TRUE(ledger().CheckIdle().ok());
+}
+
 TEST_F(DecodeForksTest, AForkThatIsCancelledEarlyIsLeftOut) {
   const ReserveReply reply = ReserveThree();
   table_.Cancel(reply.forks[0]);
