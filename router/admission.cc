@@ -32,6 +32,12 @@ ApiOr<Admission::Ticket> Admission::Enter(int64_t num_tokens) {
   return Ticket(this, Insert(line_.end(), num_tokens), RealClock()->Now() + limits_.queue_timeout);
 }
 
+Admission::Ticket Admission::EnterRunning(int64_t num_tokens) {
+  Ticket ticket(this, Insert(line_.end(), num_tokens), RealClock()->Now() + limits_.queue_timeout);
+  ticket.Run();
+  return ticket;
+}
+
 Admission::Line::iterator Admission::Insert(Line::iterator before, int64_t num_tokens) {
   queued_tokens_ += num_tokens;
   return line_.insert(before, num_tokens);

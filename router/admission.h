@@ -67,6 +67,8 @@ class Admission {
   // 429 queue_full with Retry-After if the line is full: of requests or, unless it is empty, of the
   // tokens of their prompts.
   ApiOr<Ticket> Enter(int64_t num_tokens);
+  // Among the running at once, whatever the limits: for what already runs on another's ticket.
+  Ticket EnterRunning(int64_t num_tokens);
   // Something happened that may let the first in line go: a report, a released lease.
   void NotifyChange() { changed_.Notify(); }
 

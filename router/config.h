@@ -36,10 +36,10 @@ struct RouterConfig {
   std::chrono::milliseconds client_stall_timeout = kStallTimeout;
 
   std::chrono::milliseconds worker_timeout{1'500};
-  std::chrono::milliseconds replay_wait{8'000};
-  std::chrono::milliseconds stall_timeout{60'000};
-  std::chrono::milliseconds handoff_timeout{15'000};
-  int64_t max_attempts = 4;
+  std::chrono::milliseconds replay_wait = FlowSettings{}.replay_wait;
+  std::chrono::milliseconds stall_timeout = FlowSettings{}.stall_timeout;
+  std::chrono::milliseconds handoff_timeout = FlowSettings{}.handoff_timeout;
+  int64_t max_attempts = FlowSettings{}.max_attempts_without_progress;
   std::chrono::milliseconds drain_timeout{10'000};
 
   std::string sse_keepalive = "chunk";

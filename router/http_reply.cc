@@ -25,6 +25,29 @@ size_t PartEnd(std::string_view text, size_t begin, size_t limit) {
   return end;
 }
 
+// What one event holds each; a finish reason goes with the last one.
+std::vector<ReplyPiece> InParts(ReplyPiece piece) {
+  std::vector<ReplyPiece> parts;
+  const std::string text = std::move(piece.content);
+  if (text.size() <= kMaxEventText || !piece.tokens.empty()) {
+    piece.content = text;
+    parts.push_back(std::move(piece));
+    return parts;
+  }
+  std::optional<std::string> finish_reason = std::exchange(piece.finish_reason, std::nullopt);
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = PartEnd(text, begin, kMaxEventText);
+    ReplyPiece& part = parts.emplace_back(piece);
+    part.content = text.substr(begin, end - begin);
+    piece.with_role = false;
+    piece.reasoning.clear();
+    piece.tool_calls.clear();
+    begin = end;
+  }
+  parts.back().finish_reason = std::move(finish_reason);
+  return parts;
+}
+
 double SecondsBetween(TimePoint from, TimePoint to) {
   return std::chrono::duration<double>(to - from).count();
 }
@@ -62,7 +85,7 @@ class BodyReply final : public HttpReply {
   }
 
  protected:
-  Task<absl::Status> Send(std::vector<ReplyPiece> pieces, int64_t) override {
+  Task<absl::Status> Send(int64_t, std::vector<ReplyPiece> pieces, int64_t) override {
     for (ReplyPiece& piece : pieces) Append(std::move(piece));
     co_return absl::OkStatus();
   }
@@ -127,15 +150,18 @@ class StreamReply final : public HttpReply {
   }
 
  protected:
-  Task<absl::Status> Send(std::vector<ReplyPiece> pieces, int64_t num_tokens) override {
+  Task<absl::Status> Send(int64_t choice, std::vector<ReplyPiece> pieces,
+                          int64_t num_tokens) override {
     const bool is_first = !first_token_written_ && num_tokens > 0;
-    for (const ReplyPiece& piece : pieces) {
-      CO_RETURN_IF_ERROR(co_await context_.exchange->Drain(kMaxOutputBytes - kMaxEventBytes));
-      SendPiece(piece);
+    for (ReplyPiece& piece : pieces) {
+      for (const ReplyPiece& part : InParts(std::move(piece))) {
+        CO_RETURN_IF_ERROR(co_await context_.exchange->Drain(kMaxOutputBytes - kMaxEventBytes));
+        SendEvent(reply_.Chunk(part, ContinuousUsage()));
+      }
     }
     const absl::Status drained = co_await context_.exchange->Drain(is_first ? 0 : kBufferedBytes);
     if (!drained.ok()) co_return drained;
-    if (num_tokens > 0) Measure(pieces.empty() ? 0 : pieces.front().choice, num_tokens);
+    if (num_tokens > 0) Measure(choice, num_tokens);
     co_return absl::OkStatus();
   }
 
@@ -143,32 +169,20 @@ class StreamReply final : public HttpReply {
     if (last.with_role || last.has_text()) {
       ReplyPiece text = last;
       text.finish_reason.reset();
-      SendPiece(text);
+      SendPiece(std::move(text));
       last.with_role = false;
       last.content.clear();
       last.reasoning.clear();
       last.tool_calls.clear();
     }
     last.logprobs = false;
-    SendPiece(last);
+    SendPiece(std::move(last));
   }
 
  private:
-  // In parts if its text is long; a finish reason goes with the last one.
-  void SendPiece(const ReplyPiece& piece) {
-    if (piece.content.size() <= kMaxEventText || !piece.tokens.empty()) {
-      return SendEvent(reply_.Chunk(piece, ContinuousUsage()));
-    }
-    ReplyPiece part = piece;
-    for (size_t begin = 0; begin < piece.content.size();) {
-      const size_t end = PartEnd(piece.content, begin, kMaxEventText);
-      part.content = piece.content.substr(begin, end - begin);
-      part.finish_reason = end == piece.content.size() ? piece.finish_reason : std::nullopt;
+  void SendPiece(ReplyPiece piece) {
+    for (const ReplyPiece& part : InParts(std::move(piece))) {
       SendEvent(reply_.Chunk(part, ContinuousUsage()));
-      part.with_role = false;
-      part.reasoning.clear();
-      part.tool_calls.clear();
-      begin = end;
     }
   }
 
@@ -196,18 +210,18 @@ class StreamReply final : public HttpReply {
     return usage_;
   }
 
+  // A choice's first token has no gap before it.
   void Measure(int64_t choice, int64_t num_tokens) {
     const TimePoint now = RealClock()->Now();
-    const TimePoint before = std::exchange(last_tokens_.try_emplace(choice, now).first->second, now);
+    const auto [last, is_new] = last_tokens_.try_emplace(choice, now);
+    const TimePoint before = std::exchange(last->second, now);
     RouterMetrics& metrics = *context_.service->router_metrics;
     if (!std::exchange(first_token_written_, true)) {
       metrics.FirstTokenWritten(SecondsBetween(context_.received_at, now));
-      --num_tokens;
-      if (num_tokens > 0) metrics.TokensWritten(num_tokens, 0);
-    } else if (num_tokens > 0) {
-      metrics.TokensWritten(num_tokens,
-                            SecondsBetween(before, now) / static_cast<double>(num_tokens));
     }
+    const int64_t num_gaps = num_tokens - (is_new ? 1 : 0);
+    if (num_gaps == 0) return;
+    metrics.TokensWritten(num_gaps, SecondsBetween(before, now) / static_cast<double>(num_gaps));
   }
 
   // The pause before the next keep-alive; nullopt: none is wanted.

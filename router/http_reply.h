@@ -43,7 +43,8 @@ class HttpReply {
   class Choice;
   explicit HttpReply(ReplyContext context);
   // Sends what a choice adds, which `num_tokens` new tokens made. CANCELLED: the client is gone.
-  virtual Task<absl::Status> Send(std::vector<ReplyPiece> pieces, int64_t num_tokens) = 0;
+  virtual Task<absl::Status> Send(int64_t choice, std::vector<ReplyPiece> pieces,
+                                  int64_t num_tokens) = 0;
   // The same for the last of a choice, with its finish reason.
   virtual void SendLast(ReplyPiece last) = 0;
 

@@ -58,6 +58,7 @@ class BodyBudget {
       bytes_ = bytes;
       return true;
     }
+    int64_t bytes() const { return bytes_; }
     void Release() { budget_.held_ -= std::exchange(bytes_, 0); }
 
    private:
@@ -279,7 +280,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   Task<bool> RefuseBody(int64_t bytes) {
     co_return co_await Refuse(
         503, absl::StrCat("the body has ", bytes, " bytes, bodies of other requests hold ",
-                          bodies_.held(), ", limit of all is ", bodies_.limit()));
+                          bodies_.held() - body_.bytes(), ", limit of all is ", bodies_.limit()));
   }
 
   Task<bool> Refuse(int status, std::string message) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cctype>
 
 #include <absl/strings/str_cat.h>
 

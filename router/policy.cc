@@ -110,8 +110,10 @@ NoPlacement Full(const PlacementNeeds& needs) {
   none.error.http_status = 429;
   none.error.type = "rate_limit_error";
   none.error.code = "no_memory";
-  none.error.message = absl::StrCat("no decode worker has memory for ", needs.total_tokens,
-                                    " tokens now");
+  const std::string choices =
+      needs.num_choices > 1 ? absl::StrCat(needs.num_choices, " choices of ") : "";
+  none.error.message = absl::StrCat("no decode worker has memory for ", choices,
+                                    needs.total_tokens, " tokens now");
   none.error.retry_after = kRetrySoon;
   return none;
 }

@@ -62,7 +62,7 @@ Task<absl::Status> HttpReply::Choice::WritePrompt(const PromptLogprobs& logprobs
     std::vector<ReplyPiece> pieces;
     pieces.push_back(ScoredPrompt(logprobs, begin, end, text));
     if (end == request_.prompt.size()) pieces.back().content += text.Finish();
-    CO_RETURN_IF_ERROR(co_await reply_.Send(std::move(pieces), 0));
+    CO_RETURN_IF_ERROR(co_await reply_.Send(index_, std::move(pieces), 0));
   }
   co_return absl::OkStatus();
 }
@@ -103,7 +103,7 @@ Task<absl::StatusOr<TokenSink::Written>> HttpReply::Choice::Write(
     ++written.num_tokens;
   }
   const auto num_tokens = static_cast<int64_t>(written.num_tokens);
-  const absl::Status sent = co_await reply_.Send(std::move(pieces), num_tokens);
+  const absl::Status sent = co_await reply_.Send(index_, std::move(pieces), num_tokens);
   if (!sent.ok()) co_return sent;
   written.stopped = text_.stopped();
   co_return written;
@@ -113,7 +113,7 @@ Task<void> HttpReply::Choice::End(const Outcome& outcome) {
   std::vector<ReplyPiece> echo;
   TakeEcho(echo);
   if (!echo.empty()) {
-    const absl::Status sent = co_await reply_.Send(std::move(echo), 0);
+    const absl::Status sent = co_await reply_.Send(index_, std::move(echo), 0);
     if (!sent.ok()) co_return;
   }
   TextOutput::Piece text = text_.Finish(outcome.finish_reason);

@@ -80,20 +80,21 @@ uint64_t DrawSeed() {
   return seed;
 }
 
+// `entries`: the log-probabilities for the prompts before; on return with those for this one.
 std::optional<ApiError> CheckSampling(const ApiRequest& api, int64_t prompt_tokens,
-                                      int64_t new_tokens) {
+                                      int64_t new_tokens, int64_t& entries) {
   if (api.sampling.min_new_tokens > new_tokens) {
     return InvalidValue("min_tokens", absl::StrCat("min_tokens is ", api.sampling.min_new_tokens,
                                                    ", the limit of new tokens is ", new_tokens));
   }
   if (!api.logprobs) return std::nullopt;
   const int64_t num_tokens = (new_tokens + (api.echo ? prompt_tokens : 0)) * api.num_choices;
-  const int64_t entries = num_tokens * (api.top_logprobs + 1);
+  entries += num_tokens * (api.top_logprobs + 1);
   if (entries <= kMaxLogprobEntries) return std::nullopt;
   const char* field = api.api == ApiKind::kCompletions ? "logprobs" : "top_logprobs";
   return InvalidValue(field, absl::StrCat("the answer may have ", entries,
                                           " log-probabilities, limit is ", kMaxLogprobEntries,
-                                          "; ask for fewer tokens, choices or alternatives"));
+                                          "; ask for fewer prompts, tokens, choices or alternatives"));
 }
 
 }  // namespace
@@ -114,6 +115,7 @@ ApiOr<std::vector<Request>> Build(const ApiRequest& api, const ModelInfo& model,
   const size_t num_prompts = api.api == ApiKind::kChat ? 1 : api.prompts.size();
   const uint64_t seed = api.seed.has_value() ? static_cast<uint64_t>(*api.seed) : DrawSeed();
   std::vector<Request> requests;
+  int64_t logprob_entries = 0;
   for (size_t i = 0; i < num_prompts; ++i) {
     ApiOr<std::vector<TokenId>> prompt = PromptTokens(api, i, model);
     if (!prompt.ok()) return prompt.error();
@@ -122,9 +124,9 @@ ApiOr<std::vector<Request>> Build(const ApiRequest& api, const ModelInfo& model,
     const int64_t prompt_tokens = std::ssize(request.prompt);
     const ApiOr<int64_t> new_tokens = NewTokens(api, prompt_tokens, model, rules);
     if (!new_tokens.ok()) return new_tokens.error();
-    if (std::optional<ApiError> error = CheckSampling(api, prompt_tokens, new_tokens.value())) {
-      return *error;
-    }
+    const std::optional<ApiError> error =
+        CheckSampling(api, prompt_tokens, new_tokens.value(), logprob_entries);
+    if (error.has_value()) return *error;
     request.sampling = api.sampling;
     request.sampling.seed = seed;
     for (int choice = 1; choice < api.num_choices; ++choice) {

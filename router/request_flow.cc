@@ -99,7 +99,6 @@ struct RequestFlow::Life {
     return request.sampling.max_new_tokens - static_cast<int64_t>(delivered.size());
   }
   int64_t num_forks() const;  // that the next attempt begins
-  bool is_first() const;
   void Blame(const Worker& worker) { avoid.insert(worker.hello.instance_id); }
   void End(FinishReason reason) {
     ended = true;
@@ -147,7 +146,6 @@ struct RequestFlow::Family {
   }
 };
 
-bool RequestFlow::Life::is_first() const { return family.lives.front().get() == this; }
 int64_t RequestFlow::Life::num_forks() const {
   return family.begun ? 0 : std::ssize(family.lives) - 1;
 }
@@ -224,11 +222,8 @@ std::optional<ApiError> RequestFlow::NextAttempt(Life& life, const absl::Status&
   if (status.ok()) return std::nullopt;
   if (!MayReplay(life, status)) return FromStatus(status, life.phase);
   if (!life.ticket.has_value()) {
-    ApiOr<Admission::Ticket> entered =
-        admission_->Enter(static_cast<int64_t>(life.request.prompt.size()));
-    if (!entered.ok()) return entered.error();
-    life.ticket.emplace(std::move(entered).value());
-    life.ticket->Run();  // so far it has
+    life.ticket.emplace(
+        admission_->EnterRunning(static_cast<int64_t>(life.request.prompt.size())));
   }
   const bool busy = status.code() == absl::StatusCode::kResourceExhausted;
   life.ticket->Return(busy ? Admission::Ticket::Patience::kKept : Admission::Ticket::Patience::kNew);
@@ -561,7 +556,7 @@ void RequestFlow::BlameForHandOff(Life& life, const LeaseTokens& tokens,
   Worker& decode = *life.place.decode;
   // A failed hand-off of several choices is one failure.
   const auto note = [&]() {
-    if (life.is_first()) NoteFailure(decode, status);
+    if (!life.awaits_handoff) NoteFailure(decode, status);
   };
   if (tokens.stream_ended()) {
     life.Blame(decode);

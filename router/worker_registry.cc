@@ -148,6 +148,8 @@ bool WorkerRegistry::Report(const std::string& instance_id, WorkerLoad load,
                             TimePoint reported_at) {
   const std::shared_ptr<Worker> worker = Find(instance_id);
   if (worker == nullptr) return false;
+  // Without an address it cannot be used, whatever it says.
+  if (worker->hello.address.empty()) load.state = WorkerState::kLoading;
   if (worker->load.state != load.state) {
     LOG(INFO) << Field("worker", instance_id) << Name(worker->hello.role) << " worker is "
               << Name(load.state) << (load.state_reason.empty() ? "" : ": ") << load.state_reason;

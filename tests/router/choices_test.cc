@@ -130,6 +130,14 @@ TEST_F(ChoicesTest, ChunksCarryTheirIndex) {
   EXPECT_TRUE(AllIdle());
 }
 
+TEST_F(ChoicesTest, NoGapIsCountedBeforeTheFirstTokenOfAChoice) {
+  StartThree();
+  const StreamedChoices streamed = Stream(R"("n":3)");
+  const double tokens = streamed.usage.at("completion_tokens").to_number<double>();
+  EXPECT_EQ(Metric("lodestone_inter_token_latency_seconds_count"), tokens - 3);
+  EXPECT_EQ(Metric("lodestone_time_to_first_token_seconds_count"), 1);
+}
+
 TEST_F(ChoicesTest, AChoiceThatEndsAtOnceDoesNotEndTheOthers) {
   StartRouter();
   script_.fork_outputs = {{}, Ids("three words here")};
@@ -360,6 +368,15 @@ TEST_F(EchoTest, WithoutLogprobsOnlyTheTextIsEchoed) {
     EXPECT_EQ(Complete(extra).at("choices").at(0).at("text").as_string(), text);
     EXPECT_EQ(StreamCompletion(extra).text, text);
   }
+}
+
+TEST_F(EchoTest, ALongPromptIsEchoedInPartsOfACharacterOrMore) {
+  StartRouter();
+  StartWorkers("north");
+  std::string prompt;
+  while (prompt.size() < 60'000) prompt += "the river 深度 ";
+  EXPECT_EQ(StreamCompletion(R"("echo":true,"max_tokens":50,"prompt":")" + prompt + "\"").text,
+            prompt + "north");
 }
 
 TEST_F(EchoTest, APromptIsScoredOnceThoughTheDecodeWorkerDies) {

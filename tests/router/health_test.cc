@@ -89,6 +89,12 @@ TEST_F(HealthTest, AWorkerThatLoadsIsListedAndNotUsed) {
   ASSERT_TRUE(Eventually([&] { return Readyz().find("\"loading\"") != std::string::npos; }));
   EXPECT_THAT(Readyz(), HasSubstr("loaded 3 MiB of 25 MiB"));
   EXPECT_FALSE(IsReady());
+  v1::WorkerReport early;  // it is at no address yet
+  early.mutable_load()->set_state(v1::WORKER_STATE_READY);
+  early.mutable_load()->set_state_reason("too early");
+  loading.Say(early);
+  ASSERT_TRUE(Eventually([&] { return Readyz().find("too early") != std::string::npos; }));
+  EXPECT_EQ(Parse(Readyz()).at("workers").at(0).at("state").as_string(), "loading");
   RawRegistration another(grpc_address_);  // without an address, too: they are two
   v1::WorkerReport report = LoadingReport("");
   report.mutable_hello()->set_instance_id("00000000000000000000000000000002");

@@ -242,6 +242,7 @@ TEST_F(LimitsTest, BodiesOfAllRequestsShareABudget) {
   EXPECT_EQ(ErrorCode(refused), "overloaded");
   EXPECT_TRUE(refused.headers.contains("retry-after"));
   EXPECT_THAT(MessageOf(refused.body), HasSubstr("has 1001 bytes"));
+  EXPECT_THAT(MessageOf(refused.body), HasSubstr("hold " + std::to_string(kTestBody - 1000)));
   EXPECT_THAT(MessageOf(refused.body), HasSubstr(std::to_string(kTestBody)));
   announced.Close();
   EXPECT_TRUE(Eventually([&] {
@@ -306,6 +307,15 @@ TEST(AdmissionLimitsTest, TheLineIsFullOfRequestsOrOfTokens) {
   const ApiError too_many = enter(0);
   EXPECT_EQ(too_many.http_status, 429);
   EXPECT_THAT(too_many.message, HasSubstr("3 requests are waiting, limit is 3"));
+  {
+    Admission::Ticket runs_already = line.EnterRunning(70);
+    EXPECT_EQ(line.num_running(), 2);
+    EXPECT_EQ(line.num_queued(), 3);
+    runs_already.Return(Admission::Ticket::Patience::kNew);
+    EXPECT_EQ(line.num_running(), 1);
+    EXPECT_EQ(line.num_queued(), 4);
+    EXPECT_EQ(line.queued_tokens(), 170);
+  }
   tickets.pop_back();
   EXPECT_EQ(enter(1).http_status, 429);
   tickets.front().Return(Admission::Ticket::Patience::kKept);

@@ -57,6 +57,11 @@ TEST(PolicyTest, WaitsWhenTheWorstCaseDoesNotFitNow) {
                               MakeWorker(WorkerRole::kDecode, "d", 119)};
   const PlacementOr place = Place(kSmall, workers, TimePoint());
   EXPECT_EQ(std::get<NoPlacement>(place).kind, NoPlacement::Kind::kNoCapacity);
+  EXPECT_THAT(std::get<NoPlacement>(place).error.message, HasSubstr("memory for 8 tokens"));
+  PlacementNeeds three = kSmall;
+  three.num_choices = 3;
+  EXPECT_THAT(std::get<NoPlacement>(Place(three, workers, TimePoint())).error.message,
+              HasSubstr("memory for 3 choices of 8 tokens"));
 }
 
 TEST(PolicyTest, LargerThanEveryWorkerIsTooLarge) {

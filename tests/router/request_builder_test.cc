@@ -87,6 +87,23 @@ TEST(RequestBuilderTest, LogprobsOfTheWholeAnswerAreLimited) {
   EXPECT_FALSE(entries(200'001, 300'000, 0, 8).ok());
 }
 
+TEST(RequestBuilderTest, LogprobsOfAllPromptsShareTheLimit) {
+  const auto entries = [](int64_t prompt_tokens) {
+    const std::vector<TokenId> prompt(static_cast<size_t>(prompt_tokens), 5);
+    ApiRequest api = Completion(prompt, 0);
+    api.prompts.emplace_back(prompt);
+    api.echo = true;
+    api.logprobs = true;
+    api.top_logprobs = 5;
+    return BuildRequests(api, Model(), {}, TimePoint());
+  };
+  EXPECT_TRUE(entries(333'333).ok());
+  const auto refused = entries(333'334);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().http_status, 400);
+  EXPECT_THAT(refused.error().message, HasSubstr("4000008"));
+}
+
 TEST(RequestBuilderTest, ScoringNeedsOneTokenThatIsNotDelivered) {
   ApiRequest api = Completion({5, 6}, 0);
   api.echo = true;
