@@ -17,8 +17,8 @@ class ChoicesTest : public RouterFixture {
   static std::vector<int32_t> Ids(const std::string& text) {
     return Model().tokenizer->EncodeText(text);
   }
-  void StartThree(int num_prefill = 1, int num_decode = 1) {
-    StartRouter();
+  void StartThree(int num_prefill = 1, int num_decode = 1, const RouterConfig& config = Config()) {
+    StartRouter(config);
     script_.fork_outputs = {Ids("second answer, longer"), Ids("3")};
     StartWorkers("first answer", num_prefill, num_decode);
     runs_before_ = TotalRuns();
@@ -134,7 +134,7 @@ TEST_F(ChoicesTest, NoGapIsCountedBeforeTheFirstTokenOfAChoice) {
   StartThree();
   const StreamedChoices streamed = Stream(R"("n":3)");
   const double tokens = streamed.usage.at("completion_tokens").to_number<double>();
-  EXPECT_EQ(Metric("lodestone_inter_token_latency_seconds_count"), tokens - 3);
+  EXPECT_EQ(Metric("lodestone_inter_token_seconds_count"), tokens - 3);
   EXPECT_EQ(Metric("lodestone_time_to_first_token_seconds_count"), 1);
 }
 
@@ -197,6 +197,19 @@ TEST_F(ChoicesTest, WhenTheDecodeWorkerDiesEachGoesOnFromItsTokens) {
   EXPECT_GT(RunsSinceStart(), 1);
   EXPECT_EQ(prefills_[0]->last_num_forks(), 0);
   EXPECT_GT(prefills_[0]->last_num_generated(), 0);
+}
+
+// They run already: no limit of those who wait is for them.
+TEST_F(ChoicesTest, AFullLineEndsNoChoiceThatGoesOn) {
+  RouterConfig config = Config();
+  config.queue_size = 1;
+  StartThree(1, 2, config);
+  for (const auto& decode : decodes_) decode->SetTokenPause(std::chrono::milliseconds(40));
+  HttpClient client(http_);
+  client.Send("POST", "/v1/chat/completions", ChatBody(R"("n":3)"));
+  KillTheServingDecode(4);
+  EXPECT_THAT(Contents(client.Receive()),
+              ElementsAre("first answer", "second answer, longer", "3"));
 }
 
 TEST_F(ChoicesTest, WhenThePrefillWorkerDiesTheyBeginTogetherAgain) {
@@ -370,7 +383,7 @@ TEST_F(EchoTest, WithoutLogprobsOnlyTheTextIsEchoed) {
   }
 }
 
-TEST_F(EchoTest, ALongPromptIsEchoedInPartsOfACharacterOrMore) {
+TEST_F(EchoTest, ALongPromptIsEchoedInPartsOfWholeCharacters) {
   StartRouter();
   StartWorkers("north");
   std::string prompt;

@@ -58,6 +58,7 @@ TEST(PolicyTest, WaitsWhenTheWorstCaseDoesNotFitNow) {
   const PlacementOr place = Place(kSmall, workers, TimePoint());
   EXPECT_EQ(std::get<NoPlacement>(place).kind, NoPlacement::Kind::kNoCapacity);
   EXPECT_THAT(std::get<NoPlacement>(place).error.message, HasSubstr("memory for 8 tokens"));
+  workers[1]->hello.max_sequences = 4;
   PlacementNeeds three = kSmall;
   three.num_choices = 3;
   EXPECT_THAT(std::get<NoPlacement>(Place(three, workers, TimePoint())).error.message,
