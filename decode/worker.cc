@@ -78,17 +78,12 @@ void DecodeWorker::CloseStream(StreamId id) {
   Push(command);  // if it is lost, the leases expire
 }
 
-std::optional<milliseconds> DecodeWorker::EndAsked(const std::function<bool()>& end_requested) {
-  if (drain_ != nullptr && drain_->requested()) return drain_->TimeoutOr(drain_timeout_);
-  if (end_requested()) return drain_timeout_;
-  return std::nullopt;
-}
-
 absl::Status DecodeWorker::Loop(const std::function<bool()>& end_requested) {
   std::optional<TimePoint> drain_deadline;
   absl::Status status;
   while (status.ok()) {
-    if (const auto time = EndAsked(end_requested); time && !drain_deadline) {
+    const auto time = DrainTime(drain_, end_requested, drain_timeout_);
+    if (time && !drain_deadline) {
       draining_ = true;
       drain_deadline = clock_.Now() + *time;
     }

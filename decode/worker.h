@@ -94,8 +94,6 @@ class DecodeWorker {
   void Handle(NameCommand command);
   void Handle(CloseCommand command);
   absl::Status Turn();
-  // How long the running requests still have, once somebody asks for the end.
-  std::optional<std::chrono::milliseconds> EndAsked(const std::function<bool()>& end_requested);
   void CountRefusal(const absl::Status& status);
   void Publish(LoopState state, std::string reason);
   void End(const absl::Status& status);

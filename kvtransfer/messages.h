@@ -20,7 +20,7 @@ struct LinkOpen {
   std::string prefill_instance = {};
   std::string decode_instance = {};  // whom we mean; another one at this address refuses
   LayoutDescriptor layout = {};
-  std::string transport = {};  // "tcp" | "loopback"
+  std::string transport = {};  // "tcp" | "nccl" | "loopback"
   int32_t wire_version = kLinkWireVersion;
   int64_t max_slot_bytes = 0;
 };

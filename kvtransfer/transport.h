@@ -1,5 +1,6 @@
 // How the bytes of staging slots get from a prefill to a decode worker. Implementations:
-// kvtransfer/tcp_transport.h (any two machines), kvtransfer/loopback.h (in one process, with faults).
+// kvtransfer/tcp_transport.h (any two machines), kvtransfer/nccl/transport.h (two GPUs),
+// kvtransfer/loopback.h (in one process, with faults).
 #pragma once
 
 #include <cstddef>

@@ -84,17 +84,12 @@ void PrefillWorker::Done(PrefillJob& job, absl::StatusOr<PrefillReply> reply) {
   if (job.done) std::exchange(job.done, nullptr)(std::move(reply));
 }
 
-std::optional<milliseconds> PrefillWorker::EndAsked(const std::function<bool()>& end_requested) {
-  if (drain_ != nullptr && drain_->requested()) return drain_->TimeoutOr(drain_timeout_);
-  if (end_requested()) return drain_timeout_;
-  return std::nullopt;
-}
-
 absl::Status PrefillWorker::Loop(const std::function<bool()>& end_requested) {
   std::optional<TimePoint> drain_deadline;
   absl::Status status;
   while (status.ok()) {
-    if (const auto time = EndAsked(end_requested); time && !drain_deadline) {
+    const auto time = DrainTime(drain_, end_requested, drain_timeout_);
+    if (time && !drain_deadline) {
       draining_ = true;
       drain_deadline = clock_.Now() + *time;
     }

@@ -62,8 +62,6 @@ class PrefillWorker {
   using Command = std::variant<RunCommand, CancelCommand>;
 
   absl::Status Turn();
-  // How long the running requests still have, once somebody asks for the end.
-  std::optional<std::chrono::milliseconds> EndAsked(const std::function<bool()>& end_requested);
   void AwaitNews();
   void TakeCommands();
   bool HandleIfAny(std::optional<Command> command);

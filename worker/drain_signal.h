@@ -3,6 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <optional>
 
 namespace lodestone {
 
@@ -27,5 +29,15 @@ class DrainSignal {
 
   std::atomic<int64_t> timeout_ms_{kNone};
 };
+
+// How long running requests still have, once an operator or the process (`end_requested`) asks for
+// the end. `signal` may be null; `own` is the worker's own timeout.
+inline std::optional<std::chrono::milliseconds> DrainTime(
+    const DrainSignal* signal, const std::function<bool()>& end_requested,
+    std::chrono::milliseconds own) {
+  if (signal != nullptr && signal->requested()) return signal->TimeoutOr(own);
+  if (end_requested()) return own;
+  return std::nullopt;
+}
 
 }  // namespace lodestone

@@ -39,7 +39,7 @@ void Endpoint::DeviceFree::operator()(void* bytes) const { cudaFree(bytes); }
 void Endpoint::HostFree::operator()(void* bytes) const { cudaFreeHost(bytes); }
 
 absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Create(EndpointOptions options) {
-  ASSIGN_OR_RETURN(const Api* api, Api::Load(options.library));
+  ASSIGN_OR_RETURN(const Api* api, Api::Load(options.nccl_library));
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.device), "the GPU of the NCCL links"));
   std::unique_ptr<Endpoint> endpoint(new Endpoint(std::move(options), api));
   RETURN_IF_ERROR(endpoint->AllocateWarmUp());

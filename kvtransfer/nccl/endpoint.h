@@ -17,7 +17,7 @@
 namespace lodestone::nccl {
 
 struct EndpointOptions {
-  std::string library = {};  // of NCCL, as in Api::Load
+  std::string nccl_library = {};  // as in Api::Load
   int device = 0;
   Side side = Side::kPrefill;
   // SMs per link, the same on all workers: about 33 GB/s each up to 16, and 8 MiB of device memory

@@ -6,6 +6,7 @@
 
 #include "kvtransfer/grpc_link.h"
 #include "kvtransfer/tcp_transport.h"
+#include "tests/kvtransfer/run_until.h"
 #include "tests/kvtransfer/worker_pair.h"
 #include "worker/grpc_server.h"
 
@@ -14,18 +15,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-// Calls `pump` until `done` or for at most `limit` of real time.
-template <typename Done, typename Pump>
-bool RunUntil(Done done, Pump pump, seconds limit = seconds(20)) {
-  const auto until = RealClock()->Now() + limit;
-  while (!done()) {
-    if (RealClock()->Now() > until) return false;
-    pump();
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  return true;
-}
 
 // A prefill and a decode worker with real connections between them.
 class NetworkPair {

@@ -18,24 +18,13 @@
 #include "base/clock.h"
 #include "kvtransfer/frame.h"
 #include "kvtransfer/socket.h"
+#include "tests/kvtransfer/run_until.h"
 
 namespace lodestone {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-// Calls `pump` until `done` or for at most `limit` of real time.
-template <typename Done, typename Pump>
-bool RunUntil(Done done, Pump pump, seconds limit = seconds(20)) {
-  const auto until = RealClock()->Now() + limit;
-  while (!done()) {
-    if (RealClock()->Now() > until) return false;
-    pump();
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  return true;
-}
 
 const std::string kKey(kSessionKeyBytes, 'k');
 
