@@ -177,6 +177,7 @@ __device__ void UpdateChannel(const CompressArgs& args, const SeqSpan& span, int
 
 __global__ void CompressKvKernel(const __grid_constant__ CompressArgs args) {
   extern __shared__ float row[];
+  AllowNextKernel();
   WaitForPreviousKernel();
   const int token = static_cast<int>(blockIdx.x);
   const int position = args.positions[token];
@@ -195,6 +196,7 @@ __global__ void CompressKvKernel(const __grid_constant__ CompressArgs args) {
 }
 
 __global__ void UpdateStateKernel(const __grid_constant__ CompressArgs args) {
+  AllowNextKernel();
   WaitForPreviousKernel();
   const int blocks_per_seq = (args.width + kThreads - 1) / kThreads;
   const SeqSpan span = FindSpan(args, static_cast<int>(blockIdx.x) / blocks_per_seq);

@@ -21,6 +21,7 @@ struct EmbedArgs {
 };
 
 __global__ void EmbedTokensKernel(const __grid_constant__ EmbedArgs args) {
+  AllowNextKernel();
   WaitForPreviousKernel();
   const int64_t token = blockIdx.x;
   const uint16_t* const from = args.table + args.ids[token] * args.table_stride;

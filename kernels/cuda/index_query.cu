@@ -43,6 +43,7 @@ __device__ float RoundQuery(IndexRounding rounding, float* row, int n) {
 
 __global__ void IndexQueryKernel(const __grid_constant__ IndexQueryArgs args) {
   extern __shared__ float rows[];
+  AllowNextKernel();
   WaitForPreviousKernel();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   if (index >= args.num_rows) return;

@@ -150,6 +150,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
   extern __shared__ __align__(16) uint8_t smem[];
   auto& shared = *reinterpret_cast<RouteShared*>(smem);
   cg::cluster_group cluster = cg::this_cluster();
+  AllowNextKernel();
   WaitForPreviousKernel();
   cluster.sync();  // the others' shared memory exists
   const int64_t first_token = static_cast<int64_t>(blockIdx.x) / kCluster * Tile::kRows;

@@ -29,6 +29,7 @@ struct RmsNormArgs {
 
 __global__ void RmsNormKernel(const __grid_constant__ RmsNormArgs args) {
   extern __shared__ float row[];
+  AllowNextKernel();
   WaitForPreviousKernel();
   LoadRow<kThreads>(args.x + blockIdx.x * args.x_stride, args.n, row);
   RmsNormRow<kThreads>(row, args.n, args.weight, args.eps);
@@ -59,6 +60,7 @@ __device__ void NormHead(float* row, int n, float eps) {
 
 __global__ void QueryNormRopeKernel(const __grid_constant__ QueryNormRopeArgs args) {
   extern __shared__ float rows[];
+  AllowNextKernel();
   WaitForPreviousKernel();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarpRows + threadIdx.x / 32;
   if (index >= args.num_rows) return;
@@ -86,6 +88,7 @@ struct WindowLatentArgs {
 
 __global__ void WindowLatentKernel(const __grid_constant__ WindowLatentArgs args) {
   extern __shared__ float row[];
+  AllowNextKernel();
   WaitForPreviousKernel();
   const int64_t token = blockIdx.x;
   LoadRow<kThreads>(args.kv + token * args.kv_stride, args.dims, row);
@@ -110,6 +113,7 @@ struct StoreWindowArgs {
 
 __global__ void StoreWindowKernel(const __grid_constant__ StoreWindowArgs args) {
   extern __shared__ float row[];
+  AllowNextKernel();
   WaitForPreviousKernel();
   const int token = static_cast<int>(blockIdx.x);
   const int seq = args.token_seq[token];
