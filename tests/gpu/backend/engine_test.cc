@@ -90,7 +90,9 @@ TEST(CudaEngineTest, EveryStorageFormatAnswersLikeTheCpu) {
         options.index_key = index_key;
         options.kv = kv;
         const auto engine = MakeEngine(options);
-        for (const auto& output : Generate(*engine, inputs, {.max_sequences = 2}).value()) {
+        const std::vector<GenerateOutput> outputs =
+            Generate(*engine, inputs, {.max_sequences = 2}).value();
+        for (const GenerateOutput& output : outputs) {
           answers[device.is_host() ? 0 : 1].push_back(Ids(output.tokens));
         }
       }
