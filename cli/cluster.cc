@@ -138,6 +138,11 @@ void Cluster::AddWorkers(std::string_view role, int count, const std::vector<std
                   .log_path = PathOf(name + ".log"),
                   .out_path = PathOf(name + ".out")};
     if (role == "decode") member.argv.insert(member.argv.end(), {"--data-port", "0"});
+    if (!options_.devices.empty()) {
+      const size_t worker = members_.size() - 1;  // the router comes first
+      member.argv.insert(member.argv.end(),
+                         {"--device", options_.devices[worker % options_.devices.size()]});
+    }
     member.argv.insert(member.argv.end(), flags.begin(), flags.end());
     members_.push_back(std::move(member));
   }

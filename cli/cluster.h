@@ -26,6 +26,8 @@ struct ClusterOptions {
   std::vector<std::string> router_flags;
   std::vector<std::string> prefill_flags;
   std::vector<std::string> decode_flags;
+  // Given to workers in turn, prefill first; empty: the workers' own default.
+  std::vector<std::string> devices;
   int64_t http_port = 0;  // 0: any free one
 
   bool restart = true;  // what dies is started again

@@ -3,6 +3,10 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <sstream>
+
+#include "base/status_macros.h"
+#include "runtime/device.h"
 
 namespace lodestone {
 namespace {
@@ -29,7 +33,15 @@ absl::Status ClusterFlags::Validate() const {
   if (!std::filesystem::exists(model + "/config.json")) {
     return absl::InvalidArgumentError("--model " + model + " holds no config.json");
   }
+  for (const std::string& name : Devices()) RETURN_IF_ERROR(ParseDevice(name).status());
   return absl::OkStatus();
+}
+
+std::vector<std::string> ClusterFlags::Devices() const {
+  std::vector<std::string> names;
+  std::istringstream list(device);
+  for (std::string name; std::getline(list, name, ',');) names.push_back(name);
+  return names;
 }
 
 ClusterOptions ClusterFlags::ToClusterOptions() const {
@@ -57,6 +69,7 @@ ClusterOptions ClusterFlags::ToClusterOptions() const {
   Append(&options.prefill_flags, prefill_flags);
   options.decode_flags = worker;
   Append(&options.decode_flags, decode_flags);
+  options.devices = Devices();
   options.router_flags = {"--model", model};
   Append(&options.router_flags, router_flags);
   return options;

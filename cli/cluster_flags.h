@@ -14,6 +14,7 @@ struct ClusterFlags {
   std::string model;
   std::string overlay;
   std::string numerics;
+  std::string device;
   std::string index_k;
   std::string kv;
   std::string memory;
@@ -37,6 +38,10 @@ struct ClusterFlags {
           "Cluster");
     visit(overlay, "overlay", "safetensors file that replaces tensors", "Workers");
     visit(numerics, "numerics", "auto, reference, plain or exact", "Workers");
+    visit(device, "device",
+          "what workers compute on: cpu or cuda:N; several, as in cuda:0,cuda:1, are given to workers "
+          "in turn, prefill first",
+          "Workers");
     visit(index_k, "index-k", "index keys as bf16, fp8 or fp4", "Workers");
     visit(kv, "kv", "latents as bf16 or fp8", "Workers");
     visit(memory, "memory", "bytes that each worker may use, e.g. 1GiB", "Workers");
@@ -50,10 +55,12 @@ struct ClusterFlags {
     visit(decode_flags, "decode-flag", "any other flag of the decode workers", "Workers");
   }
 
-  // INVALID_ARGUMENT for impossible counts or a folder that is no checkpoint.
+  // INVALID_ARGUMENT for impossible counts, devices, or a folder that is no checkpoint.
   absl::Status Validate() const;
   // bin_dir is that of this program; run_dir is made up if it is empty.
   ClusterOptions ToClusterOptions() const;
+  // The names in `device`, in order.
+  std::vector<std::string> Devices() const;
 };
 
 }  // namespace lodestone

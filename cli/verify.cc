@@ -230,6 +230,7 @@ absl::StatusOr<EngineOptions> SingleProcessOptions(const ClusterFlags& flags) {
   };
   add("--overlay", flags.overlay);
   add("--numerics", flags.numerics);
+  if (!flags.device.empty()) add("--device", flags.Devices().front());
   add("--index-k", flags.index_k);
   add("--kv", flags.kv);
   add("--memory", flags.memory);

@@ -49,7 +49,8 @@ absl::StatusOr<std::vector<GenerateInput>> MakeVerifyInputs(const VerifyConfig& 
                                                             int64_t vocab_size);
 
 // The options of an engine in one process that computes what the workers of these flags compute.
-// The chunk stays the default whatever the cluster's is: results must not depend on it.
+// It runs on the first of the devices. The chunk stays the default whatever the cluster's is:
+// results must not depend on it.
 absl::StatusOr<EngineOptions> SingleProcessOptions(const ClusterFlags& flags);
 
 // Where two answers differ first, with both values; "" if they are equal to the last bit of every

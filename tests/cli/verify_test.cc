@@ -83,8 +83,22 @@ TEST(SingleProcessOptionsTest, FlagsMeanWhatTheyMeanToAWorker) {
   EXPECT_EQ(options->index_key, IndexKeyFormat::kFp8);
   EXPECT_EQ(options->numerics, Numerics::kPlain);
   EXPECT_EQ(options->memory_limit_bytes, int64_t{256} << 20);
+  flags.device = "cuda:1,cuda:0";
+  EXPECT_EQ(SingleProcessOptions(flags)->device, DeviceId{.cuda = 1});
   flags.index_k = "int3";
   EXPECT_FALSE(SingleProcessOptions(flags).ok());
+}
+
+TEST(ClusterFlagsTest, DevicesAreAListOfNames) {
+  ClusterFlags flags;
+  flags.model = LODESTONE_SOURCE_DIR "/models/needle-tiny";
+  EXPECT_TRUE(flags.Validate().ok());
+  EXPECT_TRUE(flags.ToClusterOptions().devices.empty());
+  flags.device = "cuda:0,cpu";
+  EXPECT_TRUE(flags.Validate().ok());
+  EXPECT_EQ(flags.ToClusterOptions().devices, (std::vector<std::string>{"cuda:0", "cpu"}));
+  flags.device = "cuda:0,gpu";
+  EXPECT_NE(std::string(flags.Validate().message()).find("'gpu'"), std::string::npos);
 }
 
 }  // namespace

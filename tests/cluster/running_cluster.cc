@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <boost/json.hpp>
 #include <filesystem>
 #include <fstream>
@@ -143,7 +144,9 @@ std::optional<v1::GetStatusReply> RunningCluster::StatusOf(const RunningMember& 
 
 absl::StatusOr<std::vector<GenerateOutput>> SingleProcessAnswers(
     const ClusterFlags& flags, const std::vector<GenerateInput>& inputs) {
-  ASSIGN_OR_RETURN(const EngineOptions options, SingleProcessOptions(flags));
+  ClusterFlags single = flags;
+  if (const char* device = std::getenv("LODESTONE_DEVICE")) single.device = device;
+  ASSIGN_OR_RETURN(const EngineOptions options, SingleProcessOptions(single));
   ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, Engine::Create(options));
   // Batched: that it does not matter is what the engine's own tests and `verify` show.
   return Generate(*engine, inputs, {.max_sequences = options.max_sequences});
