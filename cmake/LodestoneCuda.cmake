@@ -82,12 +82,16 @@ function(lodestone_cuda_runtime folder)
   endif()
 endfunction()
 
-# lodestone_nccl(FOLDER DEPS...): lodestone_nccl from every FOLDER/*.cc. NCCL itself is loaded at run time.
+# lodestone_nccl(FOLDER DEPS...): lodestone_nccl from every FOLDER/*.cc, or what stands in for it without
+# CUDA. NCCL itself is loaded at run time.
 function(lodestone_nccl folder)
   if(NOT LODESTONE_CUDA)
+    add_library(lodestone_nccl STATIC ${PROJECT_SOURCE_DIR}/${folder}/no_nccl.cc)
+    target_link_libraries(lodestone_nccl PUBLIC ${ARGN})
     return()
   endif()
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cc)
+  list(FILTER sources EXCLUDE REGEX "/no_nccl\\.cc$")
   add_library(lodestone_nccl STATIC ${sources})
   target_include_directories(lodestone_nccl SYSTEM PUBLIC ${LODESTONE_CUDA_INCLUDE})
   target_link_libraries(lodestone_nccl PUBLIC ${ARGN} ${LODESTONE_CUDART} Threads::Threads rt ${CMAKE_DL_LIBS})

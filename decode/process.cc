@@ -1,13 +1,14 @@
 #include "decode/process.h"
 
 #include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "decode/service.h"
 #include "decode/worker.h"
 #include "kvtransfer/grpc_link.h"
 #include "kvtransfer/receiver.h"
-#include "kvtransfer/tcp_transport.h"
+#include "worker/transports.h"
 
 namespace lodestone {
 
@@ -16,7 +17,7 @@ struct DecodeProcess::Parts {
   std::shared_ptr<Waker> waker = std::make_shared<Waker>();
   std::unique_ptr<WorkerHost> host;
   std::unique_ptr<GrpcLinkService> links;
-  std::unique_ptr<TcpListener> data;
+  std::vector<std::unique_ptr<DataListener>> data;
   std::unique_ptr<Receiver> receiver;
   std::unique_ptr<DecodeWorker> worker;
   std::unique_ptr<DecodeService> service;
@@ -45,8 +46,7 @@ absl::StatusOr<std::unique_ptr<DecodeProcess>> DecodeProcess::Start(const Decode
   Engine& engine = host.engine();
   const auto wake = [waker = parts->waker] { waker->Wake(); };
   parts->links = std::make_unique<GrpcLinkService>(LinkTimes{}, wake);
-  ASSIGN_OR_RETURN(parts->data,
-                   TcpListener::Start(config.worker.bind, data_port, LinkTimes{}, wake));
+  ASSIGN_OR_RETURN(parts->data, MakeListeners(config.worker, data_port, wake));
   ASSIGN_OR_RETURN(parts->receiver,
                    MakeReceiver({.instance = host.instance(),
                                  .layout = engine.layout(),
@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<DecodeProcess>> DecodeProcess::Start(const Decode
                                  .stream = &engine.stream(),
                                  .clock = RealClock(),
                                  .control = parts->links.get(),
-                                 .data = parts->data.get(),
+                                 .data = Raw(parts->data),
                                  .metrics = &host.metrics(),
                                  .num_slots = static_cast<int>(config.worker.staging_slots),
                                  .slot_bytes = config.worker.staging_slot.bytes,
@@ -86,7 +86,7 @@ std::string DecodeProcess::ListeningLine() const {
          " metrics=" + std::to_string(parts_->host->metrics_port());
 }
 
-int DecodeProcess::data_port() const { return parts_->data->port(); }
+int DecodeProcess::data_port() const { return parts_->data.back()->port(); }
 
 WorkerHost& DecodeProcess::host() { return *parts_->host; }
 

@@ -23,7 +23,7 @@ class DecodeProcess {
   absl::Status Run(const std::function<bool()>& end_requested);
 
   std::string ListeningLine() const;  // "listening grpc=8201 data=8202 metrics=9402"
-  int data_port() const;  // that caches arrive at
+  int data_port() const;  // that caches arrive at over TCP; 0: they do not
   WorkerHost& host();
 
  private:

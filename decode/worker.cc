@@ -115,6 +115,7 @@ absl::Status DecodeWorker::Turn() {
   AwaitNews();
   TakeCommands();
   receiver_.Pump(scheduler_);
+  RETURN_IF_ERROR(receiver_.health());
   const TimePoint start = clock_.Now();
   RETURN_IF_ERROR(scheduler_.Step());
   if (const int64_t tokens = scheduler_.last_step_tokens(); tokens > 0) {
@@ -130,7 +131,7 @@ absl::Status DecodeWorker::Turn() {
 }
 
 void DecodeWorker::AwaitNews() {
-  if (scheduler_.num_running() > 0) return;
+  if (scheduler_.num_running() > 0 || receiver_.MovesRows()) return;
   waker_->WaitUntil(clock_.Now() + (scheduler_.num_live() > 0 ? kPumpInterval : kIdleInterval));
 }
 

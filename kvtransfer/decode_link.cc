@@ -10,16 +10,44 @@
 
 namespace lodestone {
 
-absl::Status CheckLinkOpen(const DecodeTerms& terms, std::string_view transport,
-                           const LinkOpen& open) {
+namespace {
+
+std::string Names(std::span<DataListener* const> listeners) {
+  return absl::StrJoin(listeners, ", ", [](std::string* out, const DataListener* listener) {
+    absl::StrAppend(out, std::string(listener->name()));
+  });
+}
+
+std::string Names(const std::vector<TransportOffer>& offers) {
+  return absl::StrJoin(offers, ", ", [](std::string* out, const TransportOffer& offer) {
+    absl::StrAppend(out, offer.name);
+  });
+}
+
+std::optional<size_t> ChooseTransport(std::span<DataListener* const> listeners,
+                                      const std::vector<TransportOffer>& offers) {
+  for (const TransportOffer& offer : offers) {
+    for (size_t i = 0; i < listeners.size(); ++i) {
+      if (listeners[i]->Reaches(offer)) return i;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+absl::StatusOr<size_t> CheckLinkOpen(const DecodeTerms& terms,
+                                     std::span<DataListener* const> listeners,
+                                     const LinkOpen& open) {
   std::vector<std::string> differing;
   if (open.wire_version != kLinkWireVersion) {
     differing.push_back(absl::StrCat("wire_version: ", kLinkWireVersion, " here, ",
                                      open.wire_version, " there"));
   }
-  if (open.transport != transport) {
-    differing.push_back(absl::StrCat("transport: ", std::string(transport), " here, ",
-                                     open.transport, " there"));
+  const std::optional<size_t> transport = ChooseTransport(listeners, open.transports);
+  if (!transport) {
+    differing.push_back(absl::StrCat("transports: ", Names(listeners), " here, ",
+                                     Names(open.transports), " there"));
   }
   if (open.decode_instance != terms.instance) {
     differing.push_back(absl::StrCat("decode_instance: ", terms.instance, " here, ",
@@ -31,17 +59,17 @@ absl::Status CheckLinkOpen(const DecodeTerms& terms, std::string_view transport,
   if (differing.empty() && LayoutFingerprint(terms.layout) != LayoutFingerprint(open.layout)) {
     differing.push_back("layout: same fields in another order");
   }
-  if (differing.empty()) return absl::OkStatus();
+  if (differing.empty()) return *transport;
   return absl::FailedPreconditionError(absl::StrJoin(differing, "; "));
 }
 
 DecodeLink::DecodeLink(std::unique_ptr<DecodeControl> control, const DecodeTerms& terms,
-                       const LinkTimes& times, Clock* clock, DataListener* data,
-                       HandoffMetrics* metrics)
+                       const LinkTimes& times, Clock* clock,
+                       std::span<DataListener* const> listeners, HandoffMetrics* metrics)
     : terms_(terms),
       times_(times),
       clock_(clock),
-      data_(data),
+      listeners_(listeners),
       metrics_(metrics),
       opened_(clock->Now()),
       control_(std::move(control)) {}
@@ -76,19 +104,22 @@ std::vector<ToDecode> DecodeLink::Pump() {
 void DecodeLink::HandleOpen(const LinkOpen& open) {
   if (state_ != State::kWaiting) return Kill(absl::InternalError("a second LinkOpen on one link"));
   prefill_ = open.prefill_instance;
-  absl::Status check = CheckLinkOpen(terms_, data_->name(), open);
-  if (absl::Status fault = FAILPOINT("kvtransfer.link_accept"); !fault.ok()) check = fault;
-  if (!check.ok()) return Refuse(check);
-  absl::StatusOr<std::string> key = data_->NewSessionKey();
+  absl::StatusOr<size_t> chosen = CheckLinkOpen(terms_, listeners_, open);
+  if (absl::Status fault = FAILPOINT("kvtransfer.link_accept"); !fault.ok()) chosen = fault;
+  if (!chosen.ok()) return Refuse(chosen.status());
+  transport_ = *chosen;
+  DataListener& listener = *listeners_[transport_];
+  absl::StatusOr<std::string> key = listener.NewSessionKey();
   if (!key.ok()) return Refuse(key.status());
-  reader_ = data_->Open(*key);
+  reader_ = listener.Open(*key);
   state_ = State::kAccepted;
   ToPrefill reply;
   reply.accept = LinkAccept{.decode_instance = terms_.instance,
-                            .data_port = data_->port(),
+                            .data_port = listener.port(),
                             .session_key = *std::move(key),
                             .slot_bytes = std::min(terms_.slot_bytes, open.max_slot_bytes),
-                            .slots = terms_.slots_per_link};
+                            .slots = terms_.slots_per_link,
+                            .transport = std::string(listener.name())};
   control_->Send(std::move(reply));
 }
 

@@ -27,9 +27,11 @@ struct DecodeTerms {
   int32_t slots_per_link = 0;
 };
 
-// OK, or FAILED_PRECONDITION naming what differs. Pure.
-absl::Status CheckLinkOpen(const DecodeTerms& terms, std::string_view transport,
-                           const LinkOpen& open);
+// The place in `listeners` of the first offered transport that one of them has and that can come up;
+// FAILED_PRECONDITION naming what differs if there is none, or anything else of `open` does not fit.
+absl::StatusOr<size_t> CheckLinkOpen(const DecodeTerms& terms,
+                                     std::span<DataListener* const> listeners,
+                                     const LinkOpen& open);
 
 // The decode end of one link in one epoch. It keeps the order of offers and their deadlines; what
 // rows mean is the receiver's business. Worker loop only; never blocks.
@@ -49,7 +51,8 @@ class DecodeLink {
   };
 
   DecodeLink(std::unique_ptr<DecodeControl> control, const DecodeTerms& terms,
-             const LinkTimes& times, Clock* clock, DataListener* data, HandoffMetrics* metrics);
+             const LinkTimes& times, Clock* clock, std::span<DataListener* const> listeners,
+             HandoffMetrics* metrics);
   ~DecodeLink();  // waits for the I/O thread unless closed()
 
   // Takes in what arrived and checks deadlines. After it, look at status(). Returns what is not
@@ -59,6 +62,8 @@ class DecodeLink {
   const std::string& prefill() const { return prefill_; }  // "" before LinkOpen
   LinkPair pair() const { return {prefill_, terms_.instance}; }
   bool up() const { return state_ == State::kUp; }
+  // REQUIRES: LinkOpen was accepted. Which of the listeners the link runs over.
+  size_t transport() const { return transport_; }
   const absl::Status& status() const { return status_; }  // not OK: dead
   bool refused() const { return refused_; }               // dead because of CheckLinkOpen
 
@@ -93,7 +98,7 @@ class DecodeLink {
   const DecodeTerms& terms_;
   const LinkTimes times_;
   Clock* const clock_;
-  DataListener* const data_;
+  const std::span<DataListener* const> listeners_;
   HandoffMetrics* const metrics_;
   State state_ = State::kWaiting;
   absl::Status status_;
@@ -101,6 +106,7 @@ class DecodeLink {
   const TimePoint opened_;
   std::string prefill_;
   std::unique_ptr<DecodeControl> control_;
+  size_t transport_ = 0;
   std::unique_ptr<SlotReader> reader_;
   uint64_t last_seq_ = 0;
   std::deque<Offer> queue_;

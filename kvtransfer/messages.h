@@ -10,17 +10,18 @@
 #include "base/ids.h"
 #include "kvcache/layout.h"
 #include "kvtransfer/manifest.h"
+#include "kvtransfer/transport.h"
 
 namespace lodestone {
 
-inline constexpr int kLinkWireVersion = 1;
+inline constexpr int kLinkWireVersion = 2;
 
 // First message of a link, from prefill.
 struct LinkOpen {
   std::string prefill_instance = {};
   std::string decode_instance = {};  // whom we mean; another one at this address refuses
   LayoutDescriptor layout = {};
-  std::string transport = {};  // "tcp" | "nccl" | "loopback"
+  std::vector<TransportOffer> transports = {};  // the best first; decode takes one
   int32_t wire_version = kLinkWireVersion;
   int64_t max_slot_bytes = 0;
 };
@@ -32,6 +33,7 @@ struct LinkAccept {
   std::string session_key;  // of the transport; authenticates the data connection
   int64_t slot_bytes = 0;   // largest offer taken
   int32_t slots = 0;        // offers that may be outstanding
+  std::string transport;    // the name of the one that the link runs over
 };
 
 enum class OfferVerdict : uint8_t {

@@ -79,12 +79,28 @@ void HandoffMetrics::CountEnd(const absl::Status& status) {
       .Increment();
 }
 
-void HandoffMetrics::SetLinkUp(const LinkPair& pair, int up) {
-  if (metrics_ != nullptr) metrics_->Gauge(MetricId::kLinkUp, Labels(pair)).Set(up);
+MetricLabels HandoffMetrics::LinkLabels(const LinkPair& pair) const {
+  const auto transport = transports_.find({pair.prefill, pair.decode});
+  MetricLabels labels = Labels(pair);
+  labels["transport"] = transport == transports_.end() ? "none" : transport->second;
+  return labels;
+}
+
+void HandoffMetrics::SetLinkUp(const LinkPair& pair, std::string_view transport) {
+  if (metrics_ == nullptr) return;
+  ForgetLink(pair);
+  transports_[{pair.prefill, pair.decode}] = std::string(transport);
+  metrics_->Gauge(MetricId::kLinkUp, LinkLabels(pair)).Set(1);
+}
+
+void HandoffMetrics::SetLinkDown(const LinkPair& pair) {
+  if (metrics_ != nullptr) metrics_->Gauge(MetricId::kLinkUp, LinkLabels(pair)).Set(0);
 }
 
 void HandoffMetrics::ForgetLink(const LinkPair& pair) {
-  if (metrics_ != nullptr) metrics_->Remove(metrics_->Gauge(MetricId::kLinkUp, Labels(pair)));
+  if (metrics_ == nullptr) return;
+  metrics_->Remove(metrics_->Gauge(MetricId::kLinkUp, LinkLabels(pair)));
+  transports_.erase({pair.prefill, pair.decode});
 }
 
 }  // namespace lodestone

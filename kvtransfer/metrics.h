@@ -2,8 +2,10 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "kvtransfer/manifest.h"
@@ -34,12 +36,17 @@ class HandoffMetrics {
   void CountComparison(const Manifest& here, const Manifest& offered);
   // A hand-off ended. OK counts as adopted, CANCELLED as aborted, the rest as failed with its reason.
   void CountEnd(const absl::Status& status);
-  void SetLinkUp(const LinkPair& pair, int up);
+  // The link of the pair is up over `transport`; it is down.
+  void SetLinkUp(const LinkPair& pair, std::string_view transport);
+  void SetLinkDown(const LinkPair& pair);
   // The pair has no link any more, not even a closing one.
   void ForgetLink(const LinkPair& pair);
 
  private:
+  MetricLabels LinkLabels(const LinkPair& pair) const;
+
   Metrics* const metrics_;
+  std::map<std::pair<std::string, std::string>, std::string> transports_;  // of the last link
 };
 
 }  // namespace lodestone

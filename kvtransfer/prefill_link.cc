@@ -12,11 +12,12 @@ namespace lodestone {
 using Event = PrefillLinkEvent;
 
 PrefillLink::PrefillLink(Identity identity, LinkOpen open, const LinkTimes& times, Clock* clock,
-                         ControlDialer* control, DataDialer* data, HandoffMetrics* metrics)
+                         ControlDialer* control, std::span<DataDialer* const> dialers,
+                         HandoffMetrics* metrics)
     : identity_(std::move(identity)),
       times_(times),
       clock_(clock),
-      data_(data),
+      dialers_(dialers),
       metrics_(metrics),
       opened_(clock->Now()),
       control_(control->Dial(identity_.decode_address)) {
@@ -80,8 +81,15 @@ void PrefillLink::HandleAccept(const LinkAccept& accept) {
     return Kill(absl::UnavailableError(absl::StrCat("instance ", accept.decode_instance,
                                                     " answered, meant ", identity_.decode)));
   }
-  const bool sane = accept.session_key.size() == data_->session_key_bytes() && accept.slot_bytes > 0 &&
-                    accept.slots > 0 && accept.data_port >= 0 && accept.data_port <= 65535;
+  const auto chosen = std::find_if(dialers_.begin(), dialers_.end(), [&](const DataDialer* dialer) {
+    return dialer->name() == accept.transport;
+  });
+  if (chosen == dialers_.end()) {
+    return Kill(absl::InternalError(
+        absl::StrCat("decode chose the transport \"", accept.transport, "\", which was not offered")));
+  }
+  const bool sane = accept.session_key.size() == (*chosen)->session_key_bytes() &&
+                    accept.slot_bytes > 0 && accept.slots > 0 && accept.data_port >= 0 && accept.data_port <= 65535;
   if (!sane) {
     return Kill(absl::InternalError(absl::StrCat(
         "accept has a key of ", accept.session_key.size(), " bytes, slots of ", accept.slot_bytes,
@@ -89,7 +97,8 @@ void PrefillLink::HandleAccept(const LinkAccept& accept) {
   }
   accept_ = accept;
   state_ = State::kConnecting;
-  writer_ = data_->Connect(HostOf(identity_.decode_address), accept.data_port, accept.session_key);
+  transport_ = static_cast<size_t>(chosen - dialers_.begin());
+  writer_ = (*chosen)->Connect(HostOf(identity_.decode_address), accept.data_port, accept.session_key);
 }
 
 void PrefillLink::HandleVerdict(const OfferReply& reply, std::vector<Event>& events) {

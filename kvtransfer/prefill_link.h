@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,9 +51,10 @@ class PrefillLink {
     std::string decode;
     std::string decode_address;
   };
-  // Pointers are not owned and must outlive the link.
+  // Pointers are not owned and must outlive the link; `open` offers some of the dialers.
   PrefillLink(Identity identity, LinkOpen open, const LinkTimes& times, Clock* clock,
-              ControlDialer* control, DataDialer* data, HandoffMetrics* metrics);
+              ControlDialer* control, std::span<DataDialer* const> dialers,
+              HandoffMetrics* metrics);
   ~PrefillLink();  // waits for the I/O thread unless closed()
 
   // Takes in what arrived and checks deadlines. After it, look at status().
@@ -63,6 +66,8 @@ class PrefillLink {
   TimePoint up_since() const { return up_since_; }
   const absl::Status& status() const { return status_; }  // not OK: dead
   int64_t slot_bytes() const { return accept_.slot_bytes; }  // REQUIRES: up()
+  // Which of the dialers decode chose; nullopt if it has not answered yet.
+  std::optional<size_t> transport() const { return transport_; }
   int max_outstanding() const { return accept_.slots; }
   int num_outstanding() const { return static_cast<int>(offers_.size()); }
 
@@ -103,7 +108,7 @@ class PrefillLink {
   const Identity identity_;
   const LinkTimes times_;
   Clock* const clock_;
-  DataDialer* const data_;
+  const std::span<DataDialer* const> dialers_;
   HandoffMetrics* const metrics_;
   State state_ = State::kOpening;
   absl::Status status_;
@@ -111,6 +116,7 @@ class PrefillLink {
   TimePoint up_since_{};
   TimePoint last_write_{};  // when bytes last moved
   std::unique_ptr<PrefillControl> control_;
+  std::optional<size_t> transport_;
   std::unique_ptr<SlotWriter> writer_;
   LinkAccept accept_;
   uint64_t last_seq_ = 0;

@@ -127,7 +127,11 @@ void SetOpen(const LinkOpen& open, v1::LinkOpen* proto) {
     entry->set_name(field.name);
     entry->set_value(field.value);
   }
-  proto->set_transport(open.transport);
+  for (const TransportOffer& offer : open.transports) {
+    v1::TransportOffer* entry = proto->add_transports();
+    entry->set_name(offer.name);
+    entry->set_place(offer.place);
+  }
   proto->set_wire_version(open.wire_version);
   proto->set_max_slot_bytes(open.max_slot_bytes);
 }
@@ -135,13 +139,15 @@ void SetOpen(const LinkOpen& open, v1::LinkOpen* proto) {
 absl::StatusOr<LinkOpen> ParseOpen(const v1::LinkOpen& proto) {
   LinkOpen open{.prefill_instance = proto.prefill_instance_id(),
                 .decode_instance = proto.decode_instance_id(),
-                .transport = proto.transport(),
                 .wire_version = proto.wire_version(),
                 .max_slot_bytes = proto.max_slot_bytes()};
   if (!InstanceId::FromString(open.prefill_instance)) {
     return absl::InvalidArgumentError("prefill_instance_id is not 32 hex digits");
   }
   if (open.max_slot_bytes < 1) return Negative("max_slot_bytes", open.max_slot_bytes);
+  for (const v1::TransportOffer& offer : proto.transports()) {
+    open.transports.push_back({offer.name(), offer.place()});
+  }
   for (const v1::LayoutField& field : proto.layout().fields()) {
     open.layout.push_back({field.name(), field.value()});
   }
@@ -234,6 +240,7 @@ v1::LinkReply ToProto(const ToPrefill& message) {
     accept->set_session_key(message.accept->session_key);
     accept->set_slot_bytes(message.accept->slot_bytes);
     accept->set_slots(message.accept->slots);
+    accept->set_transport(message.accept->transport);
   }
   if (!message.refuse.ok()) *proto.mutable_refuse() = ToProto(message.refuse);
   for (const OfferReply& reply : message.offers) {
@@ -262,7 +269,8 @@ absl::StatusOr<ToPrefill> FromProto(const v1::LinkReply& proto) {
                                 .data_port = static_cast<int32_t>(proto.accept().data_port()),
                                 .session_key = proto.accept().session_key(),
                                 .slot_bytes = proto.accept().slot_bytes(),
-                                .slots = proto.accept().slots()};
+                                .slots = proto.accept().slots(),
+                                .transport = proto.accept().transport()};
   }
   message.refuse = FromProto(proto.refuse());
   for (const v1::OfferResult& entry : proto.offers()) {

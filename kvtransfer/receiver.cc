@@ -33,12 +33,20 @@ absl::StatusOr<std::unique_ptr<Receiver>> MakeReceiver(ReceiverOptions options) 
 }
 
 absl::StatusOr<std::unique_ptr<SlotReceiver>> SlotReceiver::Create(ReceiverOptions options) {
-  ASSIGN_OR_RETURN(StagingSlots slots,
-                   StagingSlots::Allocate(options.num_slots, options.slot_bytes, options.stream));
+  std::vector<StagingSlots> slots;
+  for (const DataListener* listener : options.data) {
+    const DeviceId device = options.stream->device();
+    ASSIGN_OR_RETURN(StagingSlots own,
+                     StagingSlots::Allocate(
+                         options.num_slots, options.slot_bytes,
+                         listener->slots_on_device() ? WorkMemory(device) : SharedMemory(device),
+                         options.stream));
+    slots.push_back(std::move(own));
+  }
   return std::unique_ptr<SlotReceiver>(new SlotReceiver(std::move(options), std::move(slots)));
 }
 
-SlotReceiver::SlotReceiver(ReceiverOptions options, StagingSlots slots)
+SlotReceiver::SlotReceiver(ReceiverOptions options, std::vector<StagingSlots> slots)
     : options_(std::move(options)),
       terms_{.instance = options_.instance.ToString(),
              .layout = options_.layout,
@@ -53,7 +61,9 @@ SlotReceiver::~SlotReceiver() = default;
 bool SlotReceiver::Pump(HandoffTarget& target) {
   AcceptLinks();
   bool moved = false;
+  moved |= CommitScattered(target);
   for (const auto& link : links_) moved |= PumpLink(*link, target);
+  moved |= CommitScattered(target);
   // One grant per link and round, so that no link takes all slots.
   for (bool granted = true; granted;) {
     granted = false;
@@ -82,8 +92,9 @@ bool SlotReceiver::PumpLink(DecodeLink& link, HandoffTarget& target) {
   std::vector<ToDecode> messages = link.Pump();
   bool moved = !messages.empty();
   if (link.up() && !was_up) {
-    LOG(INFO) << Field("prefill_instance", link.prefill()) << "link is up";
-    metrics_.SetLinkUp(link.pair(), 1);
+    const std::string_view transport = options_.data[link.transport()]->name();
+    LOG(INFO) << Field("prefill_instance", link.prefill()) << "link is up over " << transport;
+    metrics_.SetLinkUp(link.pair(), transport);
   }
   for (ToDecode& message : messages) {
     if (message.open) DropOlderLinkOf(link);
@@ -92,7 +103,7 @@ bool SlotReceiver::PumpLink(DecodeLink& link, HandoffTarget& target) {
     for (const LinkCancel& cancel : message.cancels) HandleCancel(link, cancel, target);
   }
   while (std::optional<DecodeLink::Granted> arrived = link.TakeArrived()) {
-    Commit(link, *std::move(arrived), target);
+    Scatter(link, *std::move(arrived), target);
     moved = true;
   }
   return moved;
@@ -166,7 +177,7 @@ absl::Status SlotReceiver::Verify(DecodeLink& link, const Handoff& handoff,
                                   HandoffTarget& target) {
   const Incoming& incoming = incoming_.at(handoff.lease);
   const auto length = static_cast<int64_t>(handoff.tokens.size());
-  if (link.HasOffersOf(handoff.lease)) {
+  if (link.HasOffersOf(handoff.lease) || IsScattering(handoff.lease)) {
     return absl::DataLossError("hand-off before all of its offers were committed");
   }
   Manifest expected = incoming.totals;
@@ -184,7 +195,8 @@ absl::Status SlotReceiver::Verify(DecodeLink& link, const Handoff& handoff,
 }
 
 bool SlotReceiver::GrantNext(DecodeLink& link, HandoffTarget& target) {
-  if (!link.up() || link.queue().empty()) return false;
+  if (!link.up() || link.queue().empty() || !device_.ok()) return false;
+  StagingSlots& slots = slots_[link.transport()];
   const Offer& offer = link.queue().front();
   Incoming* incoming = Find(link, offer.lease);
   if (incoming == nullptr) {
@@ -192,15 +204,15 @@ bool SlotReceiver::GrantNext(DecodeLink& link, HandoffTarget& target) {
     link.queue().pop_front();
     return true;
   }
-  if (link.num_granted() >= link.max_granted()) return false;
-  const std::optional<int> slot = slots_.Take();
+  if (link.num_granted() + NumScattering(link) >= link.max_granted()) return false;
+  const std::optional<int> slot = slots.Take();
   if (!slot) return false;
   absl::StatusOr<std::vector<RowRun>> runs = RowsOf(offer, *incoming, target);
   if (absl::Status fault = FAILPOINT("kvtransfer.grant"); runs.ok() && !fault.ok()) runs = fault;
   Offer granted = std::move(link.queue().front());
   link.queue().pop_front();
   if (!runs.ok()) {
-    slots_.GiveBack(*slot);
+    slots.GiveBack(*slot);
     const bool gone = absl::IsNotFound(runs.status());
     link.Answer(granted.link_seq, gone ? OfferVerdict::kSkip : OfferVerdict::kCorrupt,
                 std::string(runs.status().message()));
@@ -211,7 +223,7 @@ bool SlotReceiver::GrantNext(DecodeLink& link, HandoffTarget& target) {
     }
     return true;
   }
-  const auto bytes = slots_.bytes(*slot).first(static_cast<size_t>(granted.bytes));
+  const auto bytes = slots.bytes(*slot).first(static_cast<size_t>(granted.bytes));
   link.Grant({.offer = std::move(granted), .slot = *slot, .runs = *std::move(runs)}, bytes);
   return true;
 }
@@ -240,10 +252,10 @@ absl::StatusOr<std::vector<RowRun>> SlotReceiver::RowsOf(const Offer& offer, Inc
   if (std::string differing = DifferingKind(counted, offered); !differing.empty()) {
     return absl::DataLossError(absl::StrCat("offer ", offer.link_seq, ": ", differing));
   }
-  if (offer.bytes != TotalBytes(counted) || offer.bytes > slots_.slot_bytes()) {
+  if (offer.bytes != TotalBytes(counted) || offer.bytes > options_.slot_bytes) {
     return absl::DataLossError(absl::StrCat("offer ", offer.link_seq, " has ", offer.bytes,
                                             " bytes, its rows have ", TotalBytes(counted),
-                                            ", a slot has ", slots_.slot_bytes()));
+                                            ", a slot has ", options_.slot_bytes));
   }
   incoming.next_row += offer.num_rows;
   return runs;
@@ -276,20 +288,59 @@ absl::Status SlotReceiver::BeginSection(const Offer& offer, const SequenceCache&
   return absl::OkStatus();
 }
 
-void SlotReceiver::Commit(DecodeLink& link, DecodeLink::Granted granted, HandoffTarget& target) {
+void SlotReceiver::Scatter(DecodeLink& link, DecodeLink::Granted granted, HandoffTarget& target) {
   const Offer& offer = granted.offer;
+  StagingSlots& slots = slots_[link.transport()];
   // The lease may have ended while the bytes were on their way: its rows are somebody else's now.
   const bool alive = Find(link, offer.lease) != nullptr &&
                      target.CacheFor(offer.lease, offer.to_tokens).ok();
   if (!alive) {
-    slots_.GiveBack(granted.slot);
+    slots.GiveBack(granted.slot);
     End(offer.lease);
     return link.Answer(offer.link_seq, OfferVerdict::kSkip, "the lease has ended");
   }
-  const TimePoint started = options_.clock->Now();
-  const Manifest received = Scatter(granted);
-  slots_.GiveBack(granted.slot);
-  metrics_.ObservePhase(link.pair(), HandoffPhase::kScatter, options_.clock->Now() - started);
+  options_.ops->ScatterRows({.runs = granted.runs,
+                             .slot = slots.bytes(granted.slot).data(),
+                             .slot_bytes = offer.bytes,
+                             .digests = slots.BeginMove(granted.slot)},
+                            slots.stream());
+  slots.EndMove(granted.slot);
+  scattering_.push_back({.link = &link,
+                         .transport = link.transport(),
+                         .granted = std::move(granted),
+                         .started = options_.clock->Now()});
+}
+
+bool SlotReceiver::CommitScattered(HandoffTarget& target) {
+  bool committed = false;
+  while (!scattering_.empty()) {
+    const Scattering& oldest = scattering_.front();
+    RowDigests digests = {};
+    const absl::StatusOr<bool> over =
+        slots_[oldest.transport].Moved(oldest.granted.slot, digests);
+    if (!over.ok()) device_ = over.status();
+    if (!over.ok() || !*over) break;
+    Scattering done = std::move(scattering_.front());
+    scattering_.pop_front();
+    slots_[done.transport].GiveBack(done.granted.slot);
+    Commit(std::move(done), digests, target);
+    committed = true;
+  }
+  return committed;
+}
+
+// The lease or the link may have ended while the device was at it.
+void SlotReceiver::Commit(Scattering scattered, const RowDigests& digests, HandoffTarget& target) {
+  if (scattered.link == nullptr || !scattered.link->up()) return;
+  DecodeLink& link = *scattered.link;
+  const Offer& offer = scattered.granted.offer;
+  if (Find(link, offer.lease) == nullptr) {
+    return link.Answer(offer.link_seq, OfferVerdict::kSkip, "the lease has ended");
+  }
+  Manifest received = CountKinds(scattered.granted.runs);
+  for (size_t kind = 0; kind < received.size(); ++kind) received[kind].digest = digests[kind];
+  metrics_.ObservePhase(link.pair(), HandoffPhase::kScatter,
+                        options_.clock->Now() - scattered.started);
   metrics_.AddBytes(link.pair(), received);
   metrics_.CountComparison(received, offer.kinds);
   if (std::string differing = DifferingKind(received, offer.kinds); !differing.empty()) {
@@ -301,21 +352,28 @@ void SlotReceiver::Commit(DecodeLink& link, DecodeLink::Granted granted, Handoff
   link.Answer(offer.link_seq, OfferVerdict::kCommitted, "");
 }
 
-Manifest SlotReceiver::Scatter(const DecodeLink::Granted& granted) {
-  Manifest kinds = CountKinds(granted.runs);
-  options_.ops->ScatterRows({.runs = granted.runs,
-                             .slot = slots_.bytes(granted.slot).data(),
-                             .slot_bytes = granted.offer.bytes,
-                             .digests = slots_.ClearDigests()},
-                            *options_.stream);
-  RowDigests digests = {};
-  const absl::Status done = slots_.ReadDigests(digests);
-  CHECK(done.ok()) << done.ToString();
-  for (size_t kind = 0; kind < kinds.size(); ++kind) kinds[kind].digest = digests[kind];
-  return kinds;
+int SlotReceiver::NumScattering(const DecodeLink& link) const {
+  return static_cast<int>(std::count_if(scattering_.begin(), scattering_.end(),
+                                        [&link](const Scattering& s) { return s.link == &link; }));
 }
 
+bool SlotReceiver::IsScattering(LeaseId lease) const {
+  return std::any_of(scattering_.begin(), scattering_.end(), [lease](const Scattering& s) {
+    return s.granted.offer.lease == lease;
+  });
+}
+
+absl::Status SlotReceiver::health() const {
+  absl::Status health = device_;
+  for (const DataListener* listener : options_.data) health.Update(listener->health());
+  return health;
+}
+
+// Rows of the lease that are being scattered come before whatever uses its pages next.
 void SlotReceiver::End(LeaseId lease) {
+  if (IsScattering(lease)) {
+    for (StagingSlots& slots : slots_) slots.AwaitMoves();
+  }
   incoming_.erase(lease);
   tombstones_.Add(lease, options_.clock->Now());
 }
@@ -341,6 +399,9 @@ void SlotReceiver::BuryDeadLinks(HandoffTarget& target) {
     it = next;
   }
   for (const auto& link : dead) {
+    for (Scattering& scattering : scattering_) {
+      if (scattering.link == link.get()) scattering.link = nullptr;
+    }
     if (link->refused()) NoteRefusal(*link);
     if (!link->prefill().empty()) metrics_.ForgetLink(link->pair());
     std::vector<LeaseId> leases;
@@ -365,7 +426,7 @@ void SlotReceiver::BuryDeadLinks(HandoffTarget& target) {
 void SlotReceiver::ReapClosedLinks() {
   std::erase_if(closing_, [this](std::unique_ptr<DecodeLink>& link) {
     if (!link->closed()) return false;
-    for (int slot : link->TakeSlots()) slots_.GiveBack(slot);
+    for (int slot : link->TakeSlots()) slots_[link->transport()].GiveBack(slot);
     return true;
   });
 }

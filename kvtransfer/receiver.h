@@ -57,6 +57,9 @@ class Receiver {
   virtual std::vector<std::string> LinkedInstances() const = 0;
   // "instance: reason" of each refusal of the last minute, newest last.
   virtual std::vector<std::string> RefusedLinks() const = 0;
+  // As of Sender.
+  virtual bool MovesRows() const { return false; }
+  virtual absl::Status health() const { return absl::OkStatus(); }
 };
 
 // Pointers are not owned and must outlive the receiver; `metrics` may be null.
@@ -68,12 +71,11 @@ struct ReceiverOptions {
   Stream* stream = nullptr;
   Clock* clock = nullptr;
   ControlAcceptor* control = nullptr;
-  DataListener* data = nullptr;
+  std::vector<DataListener*> data = {};  // each has slots of its own
   Metrics* metrics = nullptr;
-  int num_slots = 4;  // receive slots of the worker; one link is granted at most half of them
+  int num_slots = 4;  // receive slots per transport; one link is granted at most half of them
   int64_t slot_bytes = int64_t{4} << 20;
   LinkTimes times = {};
-  int64_t staging_bytes() const { return num_slots * slot_bytes; }  // for the ledger
 };
 
 // RESOURCE_EXHAUSTED if there is no memory for the receive slots.

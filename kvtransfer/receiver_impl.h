@@ -29,7 +29,10 @@ class SlotReceiver final : public Receiver {
   std::vector<std::string> LinkedInstances() const override;
   std::vector<std::string> RefusedLinks() const override;
 
-  int num_free_slots() const { return slots_.num_free(); }
+  bool MovesRows() const override { return !scattering_.empty(); }
+  absl::Status health() const override;
+
+  int num_free_slots(size_t transport = 0) const { return slots_[transport].num_free(); }
   int num_incoming() const { return static_cast<int>(incoming_.size()); }
   int num_links() const { return static_cast<int>(links_.size()); }
 
@@ -46,7 +49,15 @@ class SlotReceiver final : public Receiver {
     Manifest totals{};         // committed
   };
 
-  SlotReceiver(ReceiverOptions options, StagingSlots slots);
+  // A slot that the device scatters.
+  struct Scattering {
+    DecodeLink* link = nullptr;  // null: it is dead
+    size_t transport = 0;
+    DecodeLink::Granted granted;
+    TimePoint started{};
+  };
+
+  SlotReceiver(ReceiverOptions options, std::vector<StagingSlots> slots);
 
   void AcceptLinks();
   bool PumpLink(DecodeLink& link, HandoffTarget& target);
@@ -64,8 +75,12 @@ class SlotReceiver final : public Receiver {
   absl::StatusOr<std::vector<RowRun>> RowsOf(const Offer& offer, Incoming& incoming,
                                              HandoffTarget& target);
   absl::Status BeginSection(const Offer& offer, const SequenceCache& cache, Incoming& incoming);
-  void Commit(DecodeLink& link, DecodeLink::Granted granted, HandoffTarget& target);
-  Manifest Scatter(const DecodeLink::Granted& granted);
+  void Scatter(DecodeLink& link, DecodeLink::Granted granted, HandoffTarget& target);
+  // Commits what is scattered by now, in order; false if nothing was.
+  bool CommitScattered(HandoffTarget& target);
+  void Commit(Scattering scattered, const RowDigests& digests, HandoffTarget& target);
+  int NumScattering(const DecodeLink& link) const;
+  bool IsScattering(LeaseId lease) const;
 
   // The lease as this link may use it; null if it ended or is another link's.
   Incoming* Find(DecodeLink& link, LeaseId lease);
@@ -76,9 +91,11 @@ class SlotReceiver final : public Receiver {
   const ReceiverOptions options_;
   const DecodeTerms terms_;
   HandoffMetrics metrics_;
-  StagingSlots slots_;
+  std::vector<StagingSlots> slots_;  // by transport
+  absl::Status device_;              // not OK: it has failed
   std::list<std::unique_ptr<DecodeLink>> links_;
   std::list<std::unique_ptr<DecodeLink>> closing_;
+  std::deque<Scattering> scattering_;  // oldest first, as the device does them per transport
   std::map<LeaseId, Incoming> incoming_;
   Tombstones tombstones_;
   struct Refusal {

@@ -19,6 +19,8 @@ namespace {
 constexpr std::chrono::seconds kSettled{5};
 // A decode worker without link and leases is forgotten after this time.
 constexpr std::chrono::minutes kPeerMemory{10};
+// For how long a transport that has failed is left out, if there is another.
+constexpr std::chrono::seconds kAvoidTransport{30};
 
 // One frozen decode worker cannot hold more than half of the staging memory.
 int HalfOf(int slots) { return std::max(1, slots / 2); }
@@ -30,12 +32,20 @@ absl::StatusOr<std::unique_ptr<Sender>> MakeSender(SenderOptions options) {
 }
 
 absl::StatusOr<std::unique_ptr<SlotSender>> SlotSender::Create(SenderOptions options) {
-  ASSIGN_OR_RETURN(StagingSlots slots,
-                   StagingSlots::Allocate(options.num_slots, options.slot_bytes, options.stream));
+  std::vector<StagingSlots> slots;
+  for (const DataDialer* dialer : options.data) {
+    const DeviceId device = options.stream->device();
+    ASSIGN_OR_RETURN(
+        StagingSlots own,
+        StagingSlots::Allocate(options.num_slots, options.slot_bytes,
+                               dialer->slots_on_device() ? WorkMemory(device) : SharedMemory(device),
+                               options.stream));
+    slots.push_back(std::move(own));
+  }
   return std::unique_ptr<SlotSender>(new SlotSender(std::move(options), std::move(slots)));
 }
 
-SlotSender::SlotSender(SenderOptions options, StagingSlots slots)
+SlotSender::SlotSender(SenderOptions options, std::vector<StagingSlots> slots)
     : options_(std::move(options)), metrics_(options_.metrics), slots_(std::move(slots)) {}
 
 SlotSender::~SlotSender() = default;
@@ -128,8 +138,9 @@ void SlotSender::DialIfWanted(const InstanceId& decode, Peer& peer) {
   LinkOpen open{.prefill_instance = options_.instance.ToString(),
                 .decode_instance = decode.ToString(),
                 .layout = options_.layout,
-                .transport = std::string(options_.data->name()),
-                .max_slot_bytes = slots_.slot_bytes()};
+                .transports = Offerable(peer),
+                .max_slot_bytes = options_.slot_bytes};
+  ++peer.epoch;
   PrefillLink::Identity identity{.prefill = options_.instance.ToString(),
                                  .decode = decode.ToString(),
                                  .decode_address = peer.address};
@@ -138,19 +149,32 @@ void SlotSender::DialIfWanted(const InstanceId& decode, Peer& peer) {
                                             &metrics_);
 }
 
+// All transports but those that have failed lately, unless none would be left.
+std::vector<TransportOffer> SlotSender::Offerable(const Peer& peer) const {
+  const TimePoint now = options_.clock->Now();
+  std::vector<TransportOffer> all;
+  std::vector<TransportOffer> sound;
+  for (size_t i = 0; i < options_.data.size(); ++i) {
+    all.push_back({std::string(options_.data[i]->name()), options_.data[i]->place()});
+    if (i >= peer.avoid_until.size() || now >= peer.avoid_until[i]) sound.push_back(all.back());
+  }
+  return sound.empty() ? all : sound;
+}
+
 void SlotSender::TakeEvent(const InstanceId& decode, Peer& peer, const PrefillLinkEvent& event) {
   using Kind = PrefillLinkEvent::Kind;
   switch (event.kind) {
     case Kind::kUp:
-      LOG(INFO) << Field("decode_instance", decode) << "link is up";
-      metrics_.SetLinkUp(peer.link->pair(), 1);
+      LOG(INFO) << Field("decode_instance", decode) << "link is up over "
+                << options_.data[*peer.link->transport()]->name();
+      metrics_.SetLinkUp(peer.link->pair(), options_.data[*peer.link->transport()]->name());
       peer.next_naming = TimePoint::min();
       return;
     case Kind::kBound:
       if (const auto it = leases_.find(event.lease); it != leases_.end()) it->second.bound = true;
       return;
     case Kind::kSlotFree:
-      return slots_.GiveBack(event.slot);
+      return slots_[*peer.link->transport()].GiveBack(event.slot);
     case Kind::kHandedOff:
       if (const auto it = leases_.find(event.lease); it != leases_.end() && event.status.ok()) {
         metrics_.ObservePhase(peer.link->pair(), HandoffPhase::kAdopt,
@@ -180,12 +204,13 @@ void SlotSender::BuryLink(const InstanceId& decode, Peer& peer) {
   } else {
     LOG(WARNING) << Field("decode_instance", decode) << "link is down: " << why.ToString();
   }
+  AvoidTransportOf(peer, was_idle);
   if (was_idle || (up_since != TimePoint{} && now - up_since >= kSettled)) {
     peer.backoff.Succeeded();
   } else {
     peer.backoff.Failed(now, why);
   }
-  metrics_.SetLinkUp(peer.link->pair(), 0);
+  metrics_.SetLinkDown(peer.link->pair());
   closing_.push_back(std::move(peer.link));
   std::vector<LeaseId> lost;
   for (const auto& [lease, outgoing] : leases_) {
@@ -211,9 +236,21 @@ void SlotSender::NameLeases(const InstanceId& decode, Peer& peer) {
 void SlotSender::ReapClosedLinks() {
   std::erase_if(closing_, [this](std::unique_ptr<PrefillLink>& link) {
     if (!link->closed()) return false;
-    for (int slot : link->TakeSlots()) slots_.GiveBack(slot);
+    // A link without a transport has no slots.
+    for (int slot : link->TakeSlots()) slots_[*link->transport()].GiveBack(slot);
     return true;
   });
+}
+
+// A link that failed while it came up, or soon after, may do better over another transport.
+void SlotSender::AvoidTransportOf(Peer& peer, bool was_idle) {
+  const std::optional<size_t> transport = peer.link->transport();
+  const TimePoint now = options_.clock->Now();
+  const TimePoint up_since = peer.link->up_since();
+  const bool settled = up_since != TimePoint{} && now - up_since >= kSettled;
+  if (was_idle || settled || !transport || options_.data.size() < 2) return;
+  peer.avoid_until.resize(options_.data.size());
+  peer.avoid_until[*transport] = now + kAvoidTransport;
 }
 
 void SlotSender::ForgetOldPeers() {
@@ -232,7 +269,7 @@ void SlotSender::ForgetOldPeers() {
 void SlotSender::AdvanceAll() {
   bool moved = true;
   while (moved) {
-    moved = false;
+    moved = OfferPacked();
     std::vector<LeaseId> round;
     for (auto it = leases_.upper_bound(last_served_); it != leases_.end(); ++it) {
       round.push_back(it->first);
@@ -250,9 +287,10 @@ void SlotSender::AdvanceAll() {
 }
 
 bool SlotSender::Advance(LeaseId lease, Outgoing& outgoing) {
-  PrefillLink* link = peers_.at(outgoing.decode).link.get();
-  if (link == nullptr || !link->up() || outgoing.handed_off) return false;
-  if (NextSection(outgoing)) return OfferSlot(lease, outgoing, *link);
+  Peer& peer = peers_.at(outgoing.decode);
+  PrefillLink* link = peer.link.get();
+  if (link == nullptr || !link->up() || outgoing.handed_off || !device_.ok()) return false;
+  if (NextSection(outgoing)) return PackSlot(lease, outgoing, peer);
   const bool complete = outgoing.section.final && outgoing.num_outstanding == 0;
   if (!complete) return false;
   HandOff(lease, outgoing, *link);
@@ -278,15 +316,18 @@ bool SlotSender::NextSection(Outgoing& outgoing) {
   return true;
 }
 
-bool SlotSender::OfferSlot(LeaseId lease, Outgoing& outgoing, PrefillLink& link) {
-  if (link.num_outstanding() >= QuotaPerLink(link)) return false;
-  const std::optional<int> slot = slots_.Take();
+bool SlotSender::PackSlot(LeaseId lease, Outgoing& outgoing, Peer& peer) {
+  PrefillLink& link = *peer.link;
+  StagingSlots& slots = slots_[*link.transport()];
+  const int outstanding = link.num_outstanding() + NumPacking(outgoing.decode, peer.epoch);
+  if (outstanding >= QuotaPerLink(link)) return false;
+  const std::optional<int> slot = slots.Take();
   if (!slot) return false;
   Section& section = outgoing.section;
-  const int64_t limit = std::min(slots_.slot_bytes(), link.slot_bytes());
+  const int64_t limit = std::min(slots.slot_bytes(), link.slot_bytes());
   const int64_t num_rows = RowsThatFit(section.runs, section.next_row, limit);
   if (absl::Status fault = FAILPOINT("kvtransfer.pack"); !fault.ok() || num_rows == 0) {
-    slots_.GiveBack(*slot);
+    slots.GiveBack(*slot);
     link.SendCancel(lease, "prefill cannot pack its rows");
     End(lease, fault.ok() ? absl::InternalError(absl::StrCat("a row does not fit into a slot of ",
                                                              limit, " bytes"))
@@ -294,38 +335,81 @@ bool SlotSender::OfferSlot(LeaseId lease, Outgoing& outgoing, PrefillLink& link)
     return false;
   }
   const std::vector<RowRun> runs = SliceRuns(section.runs, section.next_row, num_rows);
-  const TimePoint started = options_.clock->Now();
-  Offer offer{.lease = lease,
-              .chunk = outgoing.chunk,
-              .from_tokens = section.from_tokens,
-              .to_tokens = section.to_tokens,
-              .final = section.final,
-              .first_row = section.next_row,
-              .num_rows = num_rows,
-              .kinds = Pack(runs, slots_.bytes(*slot))};
-  offer.bytes = TotalBytes(offer.kinds);
-  metrics_.ObservePhase(link.pair(), HandoffPhase::kPack, options_.clock->Now() - started);
-  metrics_.AddBytes(link.pair(), offer.kinds);
+  Packing packing{.decode = outgoing.decode,
+                  .epoch = peer.epoch,
+                  .transport = *link.transport(),
+                  .slot = *slot,
+                  .offer = {.lease = lease,
+                            .chunk = outgoing.chunk,
+                            .from_tokens = section.from_tokens,
+                            .to_tokens = section.to_tokens,
+                            .final = section.final,
+                            .first_row = section.next_row,
+                            .num_rows = num_rows,
+                            .kinds = CountKinds(runs)},
+                  .started = options_.clock->Now()};
+  packing.offer.bytes = TotalBytes(packing.offer.kinds);
+  options_.ops->PackRows({.runs = runs,
+                          .slot = slots.bytes(*slot).data(),
+                          .slot_bytes = slots.slot_bytes(),
+                          .digests = slots.BeginMove(*slot)},
+                         slots.stream());
+  slots.EndMove(*slot);
   section.next_row += num_rows;
   ++outgoing.num_outstanding;
-  Accumulate(offer.kinds, outgoing.totals);
-  const auto bytes = slots_.bytes(*slot).first(static_cast<size_t>(offer.bytes));
-  link.SendOffer(std::move(offer), *slot, bytes);
+  packing_.push_back(std::move(packing));
   return true;
 }
 
-Manifest SlotSender::Pack(std::span<const RowRun> runs, std::span<std::byte> slot) {
-  Manifest kinds = CountKinds(runs);
-  options_.ops->PackRows({.runs = runs,
-                          .slot = slot.data(),
-                          .slot_bytes = static_cast<int64_t>(slot.size()),
-                          .digests = slots_.ClearDigests()},
-                         *options_.stream);
-  RowDigests digests = {};
-  const absl::Status done = slots_.ReadDigests(digests);
-  CHECK(done.ok()) << done.ToString();
-  for (size_t kind = 0; kind < kinds.size(); ++kind) kinds[kind].digest = digests[kind];
-  return kinds;
+bool SlotSender::OfferPacked() {
+  bool offered = false;
+  while (!packing_.empty()) {
+    const Packing& oldest = packing_.front();
+    RowDigests digests = {};
+    const absl::StatusOr<bool> packed = slots_[oldest.transport].Moved(oldest.slot, digests);
+    if (!packed.ok()) device_ = packed.status();
+    if (!packed.ok() || !*packed) break;
+    Packing done = std::move(packing_.front());
+    packing_.pop_front();
+    SendPacked(std::move(done), digests);
+    offered = true;
+  }
+  return offered;
+}
+
+// The lease or the link may have ended meanwhile.
+void SlotSender::SendPacked(Packing packed, const RowDigests& digests) {
+  StagingSlots& slots = slots_[packed.transport];
+  PrefillLink* link = LinkOf(packed);
+  const auto lease = leases_.find(packed.offer.lease);
+  if (link == nullptr || lease == leases_.end()) return slots.GiveBack(packed.slot);
+  Offer& offer = packed.offer;
+  for (size_t kind = 0; kind < offer.kinds.size(); ++kind) offer.kinds[kind].digest = digests[kind];
+  metrics_.ObservePhase(link->pair(), HandoffPhase::kPack, options_.clock->Now() - packed.started);
+  metrics_.AddBytes(link->pair(), offer.kinds);
+  Accumulate(offer.kinds, lease->second.totals);
+  const auto bytes = slots.bytes(packed.slot).first(static_cast<size_t>(offer.bytes));
+  link->SendOffer(std::move(offer), packed.slot, bytes);
+}
+
+// Null if it is not that link any more.
+PrefillLink* SlotSender::LinkOf(const Packing& packing) {
+  const auto peer = peers_.find(packing.decode);
+  if (peer == peers_.end() || peer->second.epoch != packing.epoch) return nullptr;
+  PrefillLink* link = peer->second.link.get();
+  return link != nullptr && link->up() ? link : nullptr;
+}
+
+int SlotSender::NumPacking(const InstanceId& decode, uint64_t epoch) const {
+  return static_cast<int>(std::count_if(packing_.begin(), packing_.end(), [&](const Packing& p) {
+    return p.decode == decode && p.epoch == epoch;
+  }));
+}
+
+absl::Status SlotSender::health() const {
+  absl::Status health = device_;
+  for (const DataDialer* dialer : options_.data) health.Update(dialer->health());
+  return health;
 }
 
 void SlotSender::HandOff(LeaseId lease, Outgoing& outgoing, PrefillLink& link) {
@@ -348,7 +432,7 @@ void SlotSender::End(LeaseId lease, absl::Status status) {
 }
 
 int SlotSender::QuotaPerLink(const PrefillLink& link) const {
-  return std::min(link.max_outstanding(), HalfOf(slots_.num_slots()));
+  return std::min(link.max_outstanding(), HalfOf(options_.num_slots));
 }
 
 int64_t SlotSender::BytesOffered(LeaseId lease) const {

@@ -62,6 +62,11 @@ class Sender {
   virtual bool IsBound(LeaseId lease) const = 0;
   // Instances whose link is up.
   virtual std::vector<std::string> LinkedInstances() const = 0;
+  // The device is at work for it and will be done within a fraction of a millisecond: pump again
+  // without sleep.
+  virtual bool MovesRows() const { return false; }
+  // Not OK, for good: the device or a transport cannot be used any more and the process must end.
+  virtual absl::Status health() const { return absl::OkStatus(); }
 };
 
 // Pointers are not owned and must outlive the sender; `metrics` may be null.
@@ -72,12 +77,11 @@ struct SenderOptions {
   Stream* stream = nullptr;
   Clock* clock = nullptr;
   ControlDialer* control = nullptr;
-  DataDialer* data = nullptr;
+  std::vector<DataDialer*> data = {};  // the best first; each has slots of its own
   Metrics* metrics = nullptr;
-  int num_slots = 4;  // staging of the worker; one link may hold at most half of it
+  int num_slots = 4;  // staging per transport; one link may hold at most half of it
   int64_t slot_bytes = int64_t{4} << 20;
   LinkTimes times = {};
-  int64_t staging_bytes() const { return num_slots * slot_bytes; }  // for the ledger
 };
 
 // RESOURCE_EXHAUSTED if there is no memory for the staging slots.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <deque>
 #include <list>
 #include <map>
 #include <memory>
@@ -30,8 +31,10 @@ class SlotSender final : public Sender {
   int64_t BytesOffered(LeaseId lease) const override;
   bool IsBound(LeaseId lease) const override;
   std::vector<std::string> LinkedInstances() const override;
+  bool MovesRows() const override { return !packing_.empty(); }
+  absl::Status health() const override;
 
-  int num_free_slots() const { return slots_.num_free(); }
+  int num_free_slots(size_t transport = 0) const { return slots_[transport].num_free(); }
   int num_leases() const { return static_cast<int>(leases_.size()); }
 
  private:
@@ -42,6 +45,9 @@ class SlotSender final : public Sender {
     std::unique_ptr<PrefillLink> link = {};  // null: none alive
     TimePoint next_naming{};
     TimePoint last_used{};  // when a lease began or ended
+    uint64_t epoch = 0;     // of the link; the number of links so far
+    // By transport: not offered before this time, since a link over it has failed.
+    std::vector<TimePoint> avoid_until = {};
   };
   // Rows that become complete together, in canonical order.
   struct Section {
@@ -59,14 +65,24 @@ class SlotSender final : public Sender {
     std::optional<Handoff> handoff = {};  // set by Finish
     Section section = {};
     int32_t chunk = 0;
-    int num_outstanding = 0;
+    int num_outstanding = 0;  // offers that are packed or have no verdict yet
     bool bound = false;
     bool handed_off = false;  // Handoff sent
     TimePoint all_committed{};
     Manifest totals{};
   };
 
-  explicit SlotSender(SenderOptions options, StagingSlots slots);
+  // An offer whose rows the device packs.
+  struct Packing {
+    InstanceId decode = {};
+    uint64_t epoch = 0;  // of the link
+    size_t transport = 0;
+    int slot = -1;
+    Offer offer = {};
+    TimePoint started{};
+  };
+
+  SlotSender(SenderOptions options, std::vector<StagingSlots> slots);
 
   void PumpPeer(const InstanceId& decode, Peer& peer);
   void DialIfWanted(const InstanceId& decode, Peer& peer);
@@ -82,8 +98,14 @@ class SlotSender final : public Sender {
   // Offers one slot or hands off; false if this lease cannot move now.
   bool Advance(LeaseId lease, Outgoing& outgoing);
   static bool NextSection(Outgoing& outgoing);
-  bool OfferSlot(LeaseId lease, Outgoing& outgoing, PrefillLink& link);
-  Manifest Pack(std::span<const RowRun> runs, std::span<std::byte> slot);
+  bool PackSlot(LeaseId lease, Outgoing& outgoing, Peer& peer);
+  // Offers what is packed by now, in order; false if nothing was.
+  bool OfferPacked();
+  void SendPacked(Packing packed, const RowDigests& digests);
+  PrefillLink* LinkOf(const Packing& packing);
+  int NumPacking(const InstanceId& decode, uint64_t epoch) const;
+  std::vector<TransportOffer> Offerable(const Peer& peer) const;
+  void AvoidTransportOf(Peer& peer, bool was_idle);
   void HandOff(LeaseId lease, Outgoing& outgoing, PrefillLink& link);
 
   void End(LeaseId lease, absl::Status status);
@@ -91,7 +113,9 @@ class SlotSender final : public Sender {
 
   const SenderOptions options_;
   HandoffMetrics metrics_;
-  StagingSlots slots_;
+  std::vector<StagingSlots> slots_;  // by transport
+  absl::Status device_;              // not OK: it has failed
+  std::deque<Packing> packing_;      // oldest first, as the device does them per transport
   std::map<InstanceId, Peer> peers_;
   std::list<std::unique_ptr<PrefillLink>> closing_;
   std::map<LeaseId, Outgoing> leases_;

@@ -54,22 +54,40 @@ class SlotReader : public SlotStream {
   virtual void Expect(uint64_t link_seq, std::span<std::byte> slot) = 0;
 };
 
-// Prefill side. `host` is the host of the decode worker's gRPC address, never one from the wire.
-class DataDialer {
+// What a link can run over, as one end offers it: a kind of transport, and, where that matters, where
+// this end is (a GPU), which two ends of one kind may not share.
+struct TransportOffer {
+  std::string name = {};
+  std::string place = {};
+  friend bool operator==(const TransportOffer&, const TransportOffer&) = default;
+};
+
+// What both sides of a transport say of it.
+class DataTransport {
  public:
-  virtual ~DataDialer() = default;
-  virtual std::string_view name() const = 0;  // as in LinkOpen.transport
+  virtual ~DataTransport() = default;
+  virtual std::string_view name() const = 0;  // as in LinkOpen.transports
+  // Slots lie in memory of the worker's GPU; else in memory of its host.
+  virtual bool slots_on_device() const { return false; }
+  virtual std::string place() const { return ""; }
+  // Not OK, for good: it holds memory that it cannot give back, and the process must end.
+  virtual absl::Status health() const { return absl::OkStatus(); }
+};
+
+// Prefill side. `host` is the host of the decode worker's gRPC address, never one from the wire.
+class DataDialer : public DataTransport {
+ public:
   virtual size_t session_key_bytes() const { return kSessionKeyBytes; }
   virtual std::unique_ptr<SlotWriter> Connect(const std::string& host, int port,
                                               const std::string& session_key) = 0;
 };
 
 // Decode side: one listener for all links; a connection finds its link by the session key.
-class DataListener {
+class DataListener : public DataTransport {
  public:
-  virtual ~DataListener() = default;
-  virtual std::string_view name() const = 0;
   virtual int port() const = 0;
+  // Whether a link to that end can come up, as far as is known before.
+  virtual bool Reaches(const TransportOffer& offer) const { return offer.name == name(); }
   // Random bytes, unless the transport has keys of its own. UNAVAILABLE if it cannot make one.
   virtual absl::StatusOr<std::string> NewSessionKey();
   virtual std::unique_ptr<SlotReader> Open(const std::string& session_key) = 0;

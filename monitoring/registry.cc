@@ -37,7 +37,7 @@ constexpr std::string_view kReason[] = {"reason"};
 constexpr std::string_view kField[] = {"field"};
 constexpr std::string_view kRoleWorker[] = {"role", "worker"};
 constexpr std::string_view kPairContextResult[] = {"prefill", "decode", "context", "result"};
-constexpr std::string_view kPair[] = {"prefill", "decode"};
+constexpr std::string_view kPairTransport[] = {"prefill", "decode", "transport"};
 constexpr std::string_view kResult[] = {"result"};
 constexpr std::string_view kStage[] = {"stage"};
 constexpr std::string_view kState[] = {"state"};
@@ -151,7 +151,8 @@ constexpr std::array kTable = {
     Counter(MetricId::kHandoffs, "lodestone_handoffs_total", kRoleWorkers,
             "Hand-offs that ended, by result: adopted, aborted, failed.", kResult),
     Gauge(MetricId::kLinkUp, "lodestone_link_up", kRoleWorkers,
-          "1 while a prefill and a decode worker are linked, else 0.", kPair),
+          "1 while a prefill and a decode worker are linked, else 0; over which transport.",
+          kPairTransport),
     Gauge(MetricId::kLeases, "lodestone_leases", kRoleDecode, "Live leases of reserved memory."),
     // Memory.
     Gauge(MetricId::kMemoryPoolUsedBytes, "lodestone_memory_pool_used_bytes", kRoleWorkers,

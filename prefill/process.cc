@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "kvtransfer/grpc_link.h"
 #include "kvtransfer/sender.h"
-#include "kvtransfer/tcp_transport.h"
 #include "prefill/service.h"
 #include "prefill/worker.h"
+#include "worker/transports.h"
 
 namespace lodestone {
 
@@ -17,7 +18,7 @@ struct PrefillProcess::Parts {
   std::shared_ptr<Waker> waker = std::make_shared<Waker>();
   std::unique_ptr<WorkerHost> host;
   std::unique_ptr<ControlDialer> control;
-  std::unique_ptr<DataDialer> data;
+  std::vector<std::unique_ptr<DataDialer>> data;
   std::unique_ptr<Sender> sender;
   std::unique_ptr<PrefillWorker> worker;
   std::unique_ptr<PrefillService> service;
@@ -38,7 +39,7 @@ absl::StatusOr<std::unique_ptr<PrefillProcess>> PrefillProcess::Start(const Pref
   const auto wake = [waker = parts->waker] { waker->Wake(); };
   parts->control =
       std::make_unique<GrpcDialer>(grpc::InsecureChannelCredentials(), LinkTimes{}, wake);
-  parts->data = std::make_unique<TcpDialer>(LinkTimes{}, wake);
+  ASSIGN_OR_RETURN(parts->data, MakeDialers(config.worker, wake));
   ASSIGN_OR_RETURN(parts->sender,
                    MakeSender({.instance = host.instance(),
                                .layout = engine.layout(),
@@ -46,7 +47,7 @@ absl::StatusOr<std::unique_ptr<PrefillProcess>> PrefillProcess::Start(const Pref
                                .stream = &engine.stream(),
                                .clock = RealClock(),
                                .control = parts->control.get(),
-                               .data = parts->data.get(),
+                               .data = Raw(parts->data),
                                .metrics = &host.metrics(),
                                .num_slots = static_cast<int>(config.worker.staging_slots),
                                .slot_bytes = config.worker.staging_slot.bytes,

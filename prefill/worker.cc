@@ -121,12 +121,13 @@ absl::Status PrefillWorker::Turn() {
   TakeOutcomes();
   RETURN_IF_ERROR(StepOnce());
   TakeOutcomes();
+  RETURN_IF_ERROR(sender_.health());
   Publish(draining_ ? LoopState::kDraining : LoopState::kReady, draining_ ? "draining" : "");
   return absl::OkStatus();
 }
 
 void PrefillWorker::AwaitNews() {
-  if (scheduler_.num_running() > 0) return;
+  if (scheduler_.num_running() > 0 || sender_.MovesRows()) return;
   waker_->WaitUntil(clock_.Now() + (idle() ? kIdleInterval : kPumpInterval));
 }
 

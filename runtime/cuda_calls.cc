@@ -162,4 +162,37 @@ void FillWords(int device, void* stream, void* to, uint32_t value, int64_t num_w
   CHECK(result == CUDA_SUCCESS) << "cuMemsetD32Async: error " << static_cast<int>(result);
 }
 
+absl::StatusOr<void*> CreateEvent(int device) {
+  RETURN_IF_ERROR(Open(device));
+  cudaEvent_t event = nullptr;
+  const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+  if (error != cudaSuccess) {
+    return absl::UnavailableError(Text("cudaEventCreateWithFlags", error));
+  }
+  return static_cast<void*>(event);
+}
+
+void DestroyEvent(int device, void* event) {
+  cudaSetDevice(device);
+  cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+void RecordEvent(int device, void* event, void* stream) {
+  Must(cudaEventRecord(static_cast<cudaEvent_t>(event), Handle(device, stream)),
+       "cudaEventRecord");
+}
+
+void WaitEvent(int device, void* stream, void* event) {
+  Must(cudaStreamWaitEvent(Handle(device, stream), static_cast<cudaEvent_t>(event), 0),
+       "cudaStreamWaitEvent");
+}
+
+absl::StatusOr<bool> EventPassed(int device, void* event) {
+  Must(cudaSetDevice(device), "cudaSetDevice");
+  const cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(event));
+  if (error == cudaErrorNotReady) return false;
+  if (error != cudaSuccess) return absl::InternalError(Text("cudaEventQuery", error));
+  return true;
+}
+
 }  // namespace lodestone::cuda_calls

@@ -32,4 +32,12 @@ void Copy(int device, void* stream, void* to, const void* from, int64_t num_byte
 void FillBytes(int device, void* stream, void* to, int value, int64_t num_bytes);
 void FillWords(int device, void* stream, void* to, uint32_t value, int64_t num_words);
 
+// Places on streams of `device`. An event is one after Record; WaitEvent queues.
+absl::StatusOr<void*> CreateEvent(int device);
+void DestroyEvent(int device, void* event);
+void RecordEvent(int device, void* event, void* stream);
+void WaitEvent(int device, void* stream, void* event);
+// Whether the device has passed it; the first failure of anything on the device.
+absl::StatusOr<bool> EventPassed(int device, void* event);
+
 }  // namespace lodestone::cuda_calls

@@ -27,5 +27,10 @@ absl::Status Synchronize(int, void*) { return NotBuilt(); }
 void Copy(int, void*, void*, const void*, int64_t) { std::abort(); }
 void FillBytes(int, void*, void*, int, int64_t) { std::abort(); }
 void FillWords(int, void*, void*, uint32_t, int64_t) { std::abort(); }
+absl::StatusOr<void*> CreateEvent(int) { return NotBuilt(); }
+void DestroyEvent(int, void*) { std::abort(); }
+void RecordEvent(int, void*, void*) { std::abort(); }
+void WaitEvent(int, void*, void*) { std::abort(); }
+absl::StatusOr<bool> EventPassed(int, void*) { return NotBuilt(); }
 
 }  // namespace lodestone::cuda_calls

@@ -52,8 +52,42 @@ void Stream::FillFloats(void* to, float value, int64_t num_floats) {
   }
 }
 
+void Stream::WaitFor(const Event& event) {
+  if (!device_.is_host()) cuda_calls::WaitEvent(device_.cuda, handle_, event.handle_);
+}
+
 absl::Status Stream::Synchronize() {
   return device_.is_host() ? absl::OkStatus() : cuda_calls::Synchronize(device_.cuda, handle_);
+}
+
+absl::StatusOr<Event> Event::Create(DeviceId device) {
+  Event event;
+  if (device.is_host()) return event;
+  ASSIGN_OR_RETURN(event.handle_, cuda_calls::CreateEvent(device.cuda));
+  event.device_ = device;
+  return event;
+}
+
+Event::Event(Event&& other) noexcept
+    : device_(other.device_), handle_(std::exchange(other.handle_, nullptr)) {}
+
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(handle_, other.handle_);
+  return *this;
+}
+
+Event::~Event() {
+  if (handle_ != nullptr) cuda_calls::DestroyEvent(device_.cuda, handle_);
+}
+
+void Event::Record(const Stream& stream) {
+  if (handle_ != nullptr) cuda_calls::RecordEvent(device_.cuda, handle_, stream.cuda_handle());
+}
+
+absl::StatusOr<bool> Event::Passed() const {
+  if (handle_ == nullptr) return true;
+  return cuda_calls::EventPassed(device_.cuda, handle_);
 }
 
 }  // namespace lodestone

@@ -10,6 +10,8 @@
 
 namespace lodestone {
 
+class Event;
+
 // The queue that ops run on. On the host an op runs in place, spread over the pool's threads; on a
 // device the same calls queue kernels and copies, so the model does not know the difference.
 // Not thread-safe: one owner, the worker loop.
@@ -33,6 +35,9 @@ class Stream {
   void FillBytes(void* to, int value, int64_t num_bytes);
   void FillFloats(void* to, float value, int64_t num_floats);
 
+  // What is queued from now on runs after the place of `event`, a recorded one of the same device.
+  void WaitFor(const Event& event);
+
   // Waits for everything queued so far; the first failure of any of it. A worker whose stream has
   // failed is unhealthy for good.
   absl::Status Synchronize();
@@ -41,6 +46,27 @@ class Stream {
   ThreadPool* pool_;
   DeviceId device_;
   void* handle_ = nullptr;
+};
+
+// A place on a stream. On the host, where ops run in place, it is always behind. Movable. Owner as of
+// a stream.
+class Event {
+ public:
+  Event() = default;
+  static absl::StatusOr<Event> Create(DeviceId device);  // errors of OpenDevice
+  Event(Event&& other) noexcept;
+  Event& operator=(Event&& other) noexcept;
+  ~Event();
+
+  // The place is the end of what is queued on `stream`, of the same device, by now.
+  void Record(const Stream& stream);
+  // Whether the stream is past it. An error is of anything that the device did: as of Synchronize.
+  absl::StatusOr<bool> Passed() const;
+
+ private:
+  friend class Stream;
+  DeviceId device_;
+  void* handle_ = nullptr;  // null on the host
 };
 
 }  // namespace lodestone

@@ -47,6 +47,11 @@ absl::StatusOr<EngineOptions> ToEngineOptions(const WorkerConfig& config,
   RETURN_IF_ERROR(CheckPositive("--max-sequences", config.max_sequences));
   RETURN_IF_ERROR(CheckPositive("--staging-slot", config.staging_slot.bytes));
   RETURN_IF_ERROR(CheckPositive("--staging-slots", config.staging_slots));
+  RETURN_IF_ERROR(CheckPositive("--nccl-links", config.nccl_links));
+  if (config.nccl_ctas < 1 || config.nccl_ctas > 32) {
+    return absl::InvalidArgumentError("--nccl-ctas is " + std::to_string(config.nccl_ctas) +
+                                      ", 1 to 32 are possible");
+  }
   RETURN_IF_ERROR(CheckPositive("the step's tokens", max_batch_tokens));
   if (config.threads < 0 || config.threads > kMaxComputeThreads) {
     return absl::InvalidArgumentError("--threads is " + std::to_string(config.threads) + ", 0 to " +

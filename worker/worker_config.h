@@ -28,6 +28,9 @@ struct WorkerConfig {
   int64_t max_context = 0;
   ByteSize staging_slot{int64_t{4} << 20};
   int64_t staging_slots = 4;
+  std::string transport = "auto";
+  int64_t nccl_ctas = 8;
+  int64_t nccl_links = 8;
 
   std::string bind = "127.0.0.1";
   std::string advertise;  // "": the bind address
@@ -52,12 +55,20 @@ struct WorkerConfig {
     visit(device, "device", "what computes and holds weights and caches: cpu or cuda:N", "Compute");
     visit(threads, "threads", "compute threads of the device cpu; 0 = one per processor", "Compute");
     visit(memory, "memory",
-          "bytes of the device for weights, caches, buffers and scratch together", "Cache");
+          "bytes of the device for weights, caches, buffers and scratch together; what NCCL takes "
+          "for its links comes on top",
+          "Cache");
     visit(max_sequences, "max-sequences", "most requests at once", "Cache");
     visit(max_context, "max-context", "most tokens of one request; 0 = what the model allows",
           "Cache");
     visit(staging_slot, "staging-slot", "bytes of one hand-off slot", "Hand-off");
-    visit(staging_slots, "staging-slots", "number of hand-off slots", "Hand-off");
+    visit(staging_slots, "staging-slots", "number of hand-off slots, for each transport", "Hand-off");
+    visit(transport, "transport",
+          "what caches travel over; auto: nccl between two GPUs where it can be loaded, else tcp",
+          "Hand-off", FieldTraits{.allowed = {"auto", "nccl", "tcp"}});
+    visit(nccl_ctas, "nccl-ctas",
+          "multiprocessors of the GPU for one link over nccl, the same on all workers", "Hand-off");
+    visit(nccl_links, "nccl-links", "most links over nccl at once", "Hand-off");
     visit(bind, "bind", "address to listen on", "Network");
     visit(advertise, "advertise",
           "host name or address that others reach this worker by; default --bind", "Network");

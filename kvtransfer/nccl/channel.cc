@@ -57,7 +57,12 @@ bool Channel::CheckedCuda(cudaError_t error, const char* what) {
 void Channel::Open(TimePoint now) {
   deadline_ = now + options_.times.link_up;
   state_ = State::kInitializing;
-  if (!CheckedCuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a link's stream")) {
+  // What a link moves is waited for by somebody: before the kernels that make and take it.
+  int least = 0;
+  int greatest = 0;
+  cudaDeviceGetStreamPriorityRange(&least, &greatest);
+  if (!CheckedCuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest),
+                   "a link's stream")) {
     return;
   }
   StartComm();
@@ -99,8 +104,8 @@ bool Channel::Step(TimePoint now) {
       StepWarmingUp();
       break;
     case State::kUp:
-      StepUp();
-      return !in_flight_.empty() || issuing_.has_value();
+      StepUp(now);
+      return !in_flight_.empty() || !issuing_.empty();
   }
   const bool coming_up = state_ == State::kInitializing || state_ == State::kWarmingUp;
   if (coming_up && now > deadline_) {
@@ -118,12 +123,12 @@ void Channel::StepInitializing() {
   if (!CheckedCuda(cudaMemsetAsync(buffer.data(), value, buffer.size(), stream_), "warming up")) {
     return;
   }
-  issuing_ = Job{kWarmUpSeq, buffer};
-  Issue(buffer);
+  issuing_ = {Job{kWarmUpSeq, buffer}};
+  Issue();
 }
 
 void Channel::StepWarmingUp() {
-  if (issuing_.has_value()) {
+  if (!issuing_.empty()) {
     if (!CommReady()) return;
     if (options_.side == Side::kDecode &&
         !CheckedCuda(cudaMemcpyAsync(options_.warm_up_host.data(), options_.warm_up_device.data(),
@@ -137,6 +142,7 @@ void Channel::StepWarmingUp() {
   if (passed == cudaErrorNotReady || !CheckedCuda(passed, "warming up")) return;
   spare_events_.push_back(in_flight_.front().passed);
   in_flight_.pop_front();
+  num_in_flight_ = 0;
   if (options_.side == Side::kDecode && !WarmUpArrivedWhole()) {
     return Fail(absl::DataLossError("the first bytes over the NCCL link arrived altered"));
   }
@@ -149,40 +155,69 @@ bool Channel::WarmUpArrivedWhole() const {
                      [](std::byte byte) { return byte == kWarmUpByte; });
 }
 
-void Channel::StepUp() {
+void Channel::StepUp(TimePoint now) {
   if (!CommReady()) return;
-  if (issuing_.has_value() && !RecordIssued()) return;
+  const size_t before = num_in_flight_;
+  if (!issuing_.empty() && !RecordIssued()) return;
+  if (!TakePassed()) return;
+  IssueWaiting();
+  if (num_in_flight_ != before || !issuing_.empty()) moved_at_ = now;
+}
+
+// False if the channel has failed.
+bool Channel::TakePassed() {
   while (!in_flight_.empty()) {
     const InFlight& oldest = in_flight_.front();
     const cudaError_t passed = cudaEventQuery(oldest.passed);
     if (passed == cudaErrorNotReady) break;
-    if (!CheckedCuda(passed, "a transfer")) return;
-    Report({.kind = SlotEvent::Kind::kDone, .link_seq = oldest.link_seq});
+    if (!CheckedCuda(passed, "a transfer")) return false;
+    for (const Job& job : oldest.jobs) {
+      Report({.kind = SlotEvent::Kind::kDone, .link_seq = job.link_seq});
+    }
+    num_in_flight_ -= oldest.jobs.size();
     spare_events_.push_back(oldest.passed);
     in_flight_.pop_front();
   }
-  if (in_flight_.size() >= kMaxInFlight) return;
-  issuing_ = jobs_.TryPop();
-  if (issuing_.has_value()) Issue(issuing_->slot);
+  return true;
 }
 
-void Channel::Issue(std::span<std::byte> slot) {
-  const int peer = PeerOf(options_.side);
-  const Result result =
-      options_.side == Side::kPrefill
-          ? options_.api->Send(slot.data(), slot.size(), kUint8, peer, comm_, stream_)
-          : options_.api->Recv(slot.data(), slot.size(), kUint8, peer, comm_, stream_);
-  if (absl::Status status = options_.api->ToStatus(result, "a transfer"); !status.ok()) {
-    Fail(std::move(status));
+void Channel::IssueWaiting() {
+  while (num_in_flight_ + issuing_.size() < kMaxInFlight && issuing_.size() < options_.max_group) {
+    const std::optional<Job> job = jobs_.TryPop();
+    if (!job) break;
+    issuing_.push_back(*job);
   }
+  if (!issuing_.empty()) Issue();
 }
 
-// Marks the place on the stream where the operation that NCCL has queued by now is over.
+// NCCL does in a thread of its own what it is given here; CommReady says when it has.
+void Channel::Issue() {
+  const bool group = issuing_.size() > 1;
+  Result result = group ? options_.api->GroupStart() : Result::kSuccess;
+  absl::Status status = options_.api->ToStatus(result, "ncclGroupStart");
+  for (const Job& job : issuing_) {
+    if (status.ok()) status = options_.api->ToStatus(Enqueue(job), "a transfer");
+  }
+  if (group) {
+    result = options_.api->GroupEnd();
+    if (status.ok()) status = options_.api->ToStatus(result, "ncclGroupEnd");
+  }
+  if (!status.ok()) Fail(std::move(status));
+}
+
+Result Channel::Enqueue(const Job& job) {
+  const int peer = PeerOf(options_.side);
+  return options_.side == Side::kPrefill
+             ? options_.api->Send(job.slot.data(), job.slot.size(), kUint8, peer, comm_, stream_)
+             : options_.api->Recv(job.slot.data(), job.slot.size(), kUint8, peer, comm_, stream_);
+}
+
+// Marks the place on the stream where the operations that NCCL has queued by now are over.
 bool Channel::RecordIssued() {
   cudaEvent_t event = TakeEvent();
   if (event == nullptr || !CheckedCuda(cudaEventRecord(event, stream_), "a transfer")) return false;
-  in_flight_.push_back({issuing_->link_seq, event});
-  issuing_.reset();
+  num_in_flight_ += issuing_.size();
+  in_flight_.push_back({std::exchange(issuing_, {}), event});
   return true;
 }
 

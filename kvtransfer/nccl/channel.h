@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "base/bounded_queue.h"
@@ -39,6 +40,8 @@ class Channel {
     Side side = Side::kPrefill;
     UniqueId id = {};
     int ctas = 8;  // SMs that a transfer may take on this GPU; the same on both sides
+    // Slots handed to NCCL together: a call costs it a thread, a group is done as one.
+    size_t max_group = 2;
     LinkTimes times = {};
     // Device and pinned host bytes of the endpoint, kWarmUpBytes each, of this side only.
     std::span<std::byte> warm_up_device = {};
@@ -48,8 +51,8 @@ class Channel {
   // Sent once in the direction of the slots when a channel comes up: NCCL connects on first use.
   static constexpr size_t kWarmUpBytes = size_t{1} << 20;
   static constexpr std::byte kWarmUpByte{0xa5};
-  // Operations on the stream at a time, so that the next is there when one ends.
-  static constexpr size_t kMaxInFlight = 2;
+  // Slots on the stream at a time, so that the next is there when one ends.
+  static constexpr size_t kMaxInFlight = 8;
 
   explicit Channel(Options options);
   ~Channel();  // REQUIRES: closed(), or Open has not been called
@@ -64,9 +67,10 @@ class Channel {
   bool closed() const { return closed_; }
 
   // Endpoint thread. Open starts the communicator; Step moves everything forward that can move and
-  // returns whether it is worth coming back at once. Neither blocks.
+  // returns whether it is worth coming back at once: something is on its way. Neither blocks.
   void Open(TimePoint now);
   bool Step(TimePoint now);
+  TimePoint moved_at() const { return moved_at_; }  // when Step last saw a slot begin or end
 
   // Closing thread, once Step is not called any more: ncclCommAbort (about half a second), then
   // waits until the stream lets go of the slots. DEADLINE_EXCEEDED if it does not until `deadline`:
@@ -80,7 +84,7 @@ class Channel {
     std::span<std::byte> slot = {};
   };
   struct InFlight {
-    uint64_t link_seq = 0;
+    std::vector<Job> jobs;  // of one group
     cudaEvent_t passed = nullptr;
   };
 
@@ -89,8 +93,11 @@ class Channel {
   bool CommReady();
   void StepInitializing();
   void StepWarmingUp();
-  void StepUp();
-  void Issue(std::span<std::byte> slot);
+  void StepUp(TimePoint now);
+  bool TakePassed();
+  void IssueWaiting();
+  void Issue();
+  Result Enqueue(const Job& job);
   bool RecordIssued();
   bool WarmUpArrivedWhole() const;
   cudaEvent_t TakeEvent();
@@ -107,10 +114,12 @@ class Channel {
   // The endpoint thread's.
   State state_ = State::kNew;
   TimePoint deadline_{};  // of coming up
+  TimePoint moved_at_{};
   Comm comm_ = nullptr;
   cudaStream_t stream_ = nullptr;
-  std::optional<Job> issuing_;  // handed to NCCL, which has not put it on the stream yet
+  std::vector<Job> issuing_;  // handed to NCCL, which has not put them on the stream yet
   std::deque<InFlight> in_flight_;
+  size_t num_in_flight_ = 0;  // slots of in_flight_
   std::deque<cudaEvent_t> spare_events_;
 };
 

@@ -1,8 +1,10 @@
 #include "kvtransfer/nccl/endpoint.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
@@ -11,8 +13,13 @@ namespace lodestone::nccl {
 namespace {
 
 constexpr std::chrono::milliseconds kIdleSlice{20};
-constexpr std::chrono::microseconds kBusySlice{3};
+// While slots move their ends are looked for without sleep, since the shortest sleep of a thread is
+// half the time of a slot; slots that wait for a peer longer than this are looked at in slices.
+constexpr std::chrono::milliseconds kSpinFor{5};
+constexpr std::chrono::microseconds kSpunSlice{50};
 constexpr std::chrono::seconds kAbortLimit{5};
+// Beyond kAbortLimit: ncclCommAbort itself has not returned.
+constexpr std::chrono::seconds kAbortGrace{2};
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 // NCCL 2.28.3 on H200: kernels and the like once per process, then per link and SM.
@@ -41,14 +48,25 @@ void Endpoint::HostFree::operator()(void* bytes) const { cudaFreeHost(bytes); }
 absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Create(EndpointOptions options) {
   ASSIGN_OR_RETURN(const Api* api, Api::Load(options.nccl_library));
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.device), "the GPU of the NCCL links"));
-  std::unique_ptr<Endpoint> endpoint(new Endpoint(std::move(options), api));
+  cudaDeviceProp properties{};
+  RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, options.device),
+                             "the GPU of the NCCL links"));
+  std::string gpu = absl::BytesToHexString({properties.uuid.bytes, sizeof(properties.uuid.bytes)});
+  std::unique_ptr<Endpoint> endpoint(new Endpoint(std::move(options), api, std::move(gpu)));
   RETURN_IF_ERROR(endpoint->AllocateWarmUp());
   endpoint->thread_ = std::thread([raw = endpoint.get()] { raw->Serve(); });
   return endpoint;
 }
 
-Endpoint::Endpoint(EndpointOptions options, const Api* api)
-    : options_(std::move(options)), api_(api) {}
+Endpoint::Endpoint(EndpointOptions options, const Api* api, std::string gpu)
+    : options_(std::move(options)), api_(api), gpu_(std::move(gpu)) {}
+
+absl::Status Endpoint::health() const {
+  if (!poisoned_) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("GPU ", options_.device,
+                                          ": a link over NCCL could not be ended within ",
+                                          kAbortLimit.count(), " s, its memory is lost"));
+}
 
 absl::Status Endpoint::AllocateWarmUp() {
   const size_t bytes = Channel::kWarmUpBytes * static_cast<size_t>(options_.max_links);
@@ -86,6 +104,7 @@ std::shared_ptr<Channel> Endpoint::Open(const UniqueId& id) {
                            .side = options_.side,
                            .id = id,
                            .ctas = options_.ctas,
+                           .max_group = options_.max_group,
                            .times = options_.times,
                            .wake = options_.wake};
   const int warm_up = free_warm_ups_.back();
@@ -116,9 +135,9 @@ int Endpoint::num_links() const {
 void Endpoint::Serve() {
   cudaSetDevice(options_.device);
   while (!stop_) {
-    const bool hurry = StepAll();
+    const std::optional<TimePoint> moved_at = StepAll();
     ReapClosed(/*wait=*/false);
-    WaitForWork(hurry);
+    WaitForWork(moved_at);
   }
   StepAll();  // takes in what was opened last
   while (!links_.empty()) {
@@ -128,7 +147,7 @@ void Endpoint::Serve() {
   ReapClosed(/*wait=*/true);
 }
 
-bool Endpoint::StepAll() {
+std::optional<TimePoint> Endpoint::StepAll() {
   std::vector<Link> opened;
   {
     MutexLock lock(&mutex_);
@@ -139,25 +158,26 @@ bool Endpoint::StepAll() {
     link.channel->Open(now);
     links_.push_back(std::move(link));
   }
-  bool hurry = false;
+  std::optional<TimePoint> moved_at;
   for (auto it = links_.begin(); it != links_.end();) {
     if (it->channel->close_requested()) {
       StartClosing(std::move(*it));
       it = links_.erase(it);
       continue;
     }
-    hurry = it->channel->Step(now) || hurry;
+    if (it->channel->Step(now)) moved_at = std::max(moved_at, std::optional(it->channel->moved_at()));
     ++it;
   }
-  return hurry;
+  return moved_at;
 }
 
 void Endpoint::StartClosing(Link link) {
   Closing& closing = closing_.emplace_back();
   closing.link = std::move(link);
+  closing.deadline = RealClock()->Now() + kAbortLimit;
   closing.thread = std::thread([this, &closing] {
     cudaSetDevice(options_.device);
-    const absl::Status end = closing.link.channel->Shutdown(RealClock()->Now() + kAbortLimit);
+    const absl::Status end = closing.link.channel->Shutdown(closing.deadline);
     if (!end.ok()) {
       LOG(ERROR) << end.ToString();
       poisoned_ = true;
@@ -170,6 +190,7 @@ void Endpoint::StartClosing(Link link) {
 void Endpoint::ReapClosed(bool wait) {
   for (auto it = closing_.begin(); it != closing_.end();) {
     if (!wait && !it->done) {
+      if (RealClock()->Now() > it->deadline + kAbortGrace) poisoned_ = true;
       ++it;
       continue;
     }
@@ -183,9 +204,9 @@ void Endpoint::ReapClosed(bool wait) {
 }
 
 // Links that come up are looked at every kIdleSlice too, so their deadline is kept.
-void Endpoint::WaitForWork(bool hurry) {
-  if (hurry) {
-    std::this_thread::sleep_for(kBusySlice);
+void Endpoint::WaitForWork(std::optional<TimePoint> moved_at) {
+  if (moved_at.has_value()) {
+    if (RealClock()->Now() - *moved_at > kSpinFor) std::this_thread::sleep_for(kSpunSlice);
     return;
   }
   MutexLock lock(&mutex_);

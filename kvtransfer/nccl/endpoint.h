@@ -4,6 +4,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,6 +25,7 @@ struct EndpointOptions {
   // on the sending, 16 MiB on the receiving side (measured on H200, NVLink).
   int ctas = 8;
   int max_links = 16;
+  size_t max_group = 2;  // as in Channel::Options
   LinkTimes times = {};
   std::function<void()> wake = {};  // called from the threads here when a Poll has something new
 
@@ -53,6 +55,8 @@ class Endpoint {
 
   // A link could not be aborted: its memory is lost and the process should end.
   bool poisoned() const { return poisoned_; }
+  absl::Status health() const;  // INTERNAL, saying so, if poisoned
+  const std::string& gpu() const { return gpu_; }  // its UUID: the same in all processes
   int num_links() const;
 
  private:
@@ -68,20 +72,23 @@ class Endpoint {
   };
   struct Closing {
     Link link;
+    TimePoint deadline{};
     std::atomic<bool> done = false;
     std::thread thread;
   };
 
-  Endpoint(EndpointOptions options, const Api* api);
+  Endpoint(EndpointOptions options, const Api* api, std::string gpu);
   absl::Status AllocateWarmUp();
   void Serve();
-  bool StepAll();
+  // When something on its way last moved; nullopt if nothing is.
+  std::optional<TimePoint> StepAll();
   void StartClosing(Link link);
   void ReapClosed(bool wait);
-  void WaitForWork(bool hurry);
+  void WaitForWork(std::optional<TimePoint> moved_at);
 
   const EndpointOptions options_;
   const Api* const api_;
+  const std::string gpu_;
   std::unique_ptr<void, DeviceFree> warm_up_device_;
   std::unique_ptr<void, HostFree> warm_up_host_;
   std::atomic<bool> stop_ = false;

@@ -49,6 +49,8 @@ struct Api {
   Result (*CommInitRankConfig)(Comm* comm, int ranks, UniqueId id, int rank, Config* config) = nullptr;
   Result (*CommGetAsyncError)(Comm comm, Result* error) = nullptr;
   Result (*CommAbort)(Comm comm) = nullptr;
+  Result (*GroupStart)() = nullptr;
+  Result (*GroupEnd)() = nullptr;
   Result (*Send)(const void* from, size_t count, int type, int peer, Comm comm,
                  cudaStream_t stream) = nullptr;
   Result (*Recv)(void* to, size_t count, int type, int peer, Comm comm,

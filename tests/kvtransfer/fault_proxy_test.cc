@@ -55,7 +55,7 @@ class ProxiedPair {
                                  .stream = &stream,
                                  .clock = RealClock(),
                                  .control = network.dialer(),
-                                 .data = &dialer,
+                                 .data = {&dialer},
                                  .slot_bytes = kSlotBytes,
                                  .times = times})
                  .value();
@@ -66,7 +66,7 @@ class ProxiedPair {
                                      .stream = &stream,
                                      .clock = RealClock(),
                                      .control = network.acceptor(kAddress),
-                                     .data = listener.get(),
+                                     .data = {listener.get()},
                                      .slot_bytes = kSlotBytes,
                                      .times = times})
                    .value();

@@ -122,7 +122,7 @@ TEST(HandoffTest, OneFrozenDecodeWorkerDoesNotTakeAllSlots) {
                             .stream = &pair.stream,
                             .clock = &pair.clock,
                             .control = pair.network.acceptor("frozen:1"),
-                            .data = pair.network.listener("frozen:1"),
+                            .data = {pair.network.listener("frozen:1")},
                             .slot_bytes = 8192})
           .value();
   const auto stuck = pair.Prompt(1000, 1);
@@ -158,7 +158,7 @@ TEST(HandoffTest, TwoLinksThatCrossDoNotBlockEachOther) {
                             .stream = &pair.stream,
                             .clock = &pair.clock,
                             .control = pair.network.acceptor("second:1"),
-                            .data = pair.network.listener("second:1"),
+                            .data = {pair.network.listener("second:1")},
                             .num_slots = 1,
                             .slot_bytes = 8192})
           .value();

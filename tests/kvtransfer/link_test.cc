@@ -67,14 +67,53 @@ TEST(LinkTest, AnotherInstanceAtTheAddressRefuses) {
       << pair.outcomes[lease];
 }
 
+// Only asked what it is.
+class NamedListener final : public DataListener {
+ public:
+  explicit NamedListener(std::string name, std::string place = "")
+      : name_(std::move(name)), place_(std::move(place)) {}
+  std::string_view name() const override { return name_; }
+  std::string place() const override { return place_; }
+  int port() const override { return 0; }
+  bool Reaches(const TransportOffer& offer) const override {
+    return offer.name == name_ && (place_.empty() || offer.place != place_);
+  }
+  std::unique_ptr<SlotReader> Open(const std::string&) override { return nullptr; }
+
+ private:
+  const std::string name_, place_;
+};
+
 TEST(LinkTest, OtherTransportOrWireVersionIsRefused) {
   const DecodeTerms terms{.instance = "d", .layout = {}, .slot_bytes = 1, .slots_per_link = 1};
-  LinkOpen open{.prefill_instance = "p", .decode_instance = "d", .transport = "tcp"};
-  EXPECT_TRUE(CheckLinkOpen(terms, "tcp", open).ok());
-  EXPECT_FALSE(CheckLinkOpen(terms, "loopback", open).ok());
-  open.wire_version = kLinkWireVersion + 1;
-  EXPECT_NE(CheckLinkOpen(terms, "tcp", open).message().find("wire_version"),
+  LinkOpen open{.prefill_instance = "p", .decode_instance = "d", .transports = {{"tcp", ""}}};
+  NamedListener tcp("tcp");
+  NamedListener loopback("loopback");
+  DataListener* const both[] = {&loopback, &tcp};
+  DataListener* const other[] = {&loopback};
+  EXPECT_EQ(CheckLinkOpen(terms, both, open).value(), 1u);
+  EXPECT_NE(CheckLinkOpen(terms, other, open).status().message().find("loopback here, tcp there"),
             absl::string_view::npos);
+  open.wire_version = kLinkWireVersion + 1;
+  EXPECT_NE(CheckLinkOpen(terms, both, open).status().message().find("wire_version"),
+            absl::string_view::npos);
+}
+
+TEST(LinkTest, TheFirstOfferThatCanComeUpIsChosen) {
+  const DecodeTerms terms{.instance = "d", .layout = {}, .slot_bytes = 1, .slots_per_link = 1};
+  NamedListener tcp("tcp");
+  NamedListener nccl("nccl", "gpu-1");
+  DataListener* const both[] = {&nccl, &tcp};
+  LinkOpen open{.prefill_instance = "p",
+                .decode_instance = "d",
+                .transports = {{"nccl", "gpu-0"}, {"tcp", ""}}};
+  EXPECT_EQ(CheckLinkOpen(terms, both, open).value(), 0u);
+  open.transports = {{"tcp", ""}, {"nccl", "gpu-0"}};
+  EXPECT_EQ(CheckLinkOpen(terms, both, open).value(), 1u);
+  open.transports = {{"nccl", "gpu-1"}, {"tcp", ""}};  // both ends on one GPU
+  EXPECT_EQ(CheckLinkOpen(terms, both, open).value(), 1u);
+  open.transports = {{"nccl", "gpu-1"}};
+  EXPECT_FALSE(CheckLinkOpen(terms, both, open).ok());
 }
 
 TEST(LinkTest, LinkThatNobodyAcceptsFailsAtItsDeadline) {
@@ -129,7 +168,7 @@ TEST(LinkTest, MoreOffersThanThereAreSlotsBreakTheLink) {
   message.open = LinkOpen{.prefill_instance = "p",
                           .decode_instance = pair.decode_instance.ToString(),
                           .layout = TinyLayout(pair.options.shape),
-                          .transport = std::string(pair.network.data_dialer()->name()),
+                          .transports = {{std::string(pair.network.data_dialer()->name()), ""}},
                           .max_slot_bytes = 8192};
   prefill->Send(std::move(message));
   std::optional<ToPrefill> reply;

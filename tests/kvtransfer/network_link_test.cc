@@ -33,7 +33,7 @@ class NetworkPair {
                                  .stream = &stream,
                                  .clock = RealClock(),
                                  .control = &dialer,
-                                 .data = &data_dialer,
+                                 .data = {&data_dialer},
                                  .slot_bytes = slot_bytes})
                  .value();
   }
@@ -52,7 +52,7 @@ class NetworkPair {
                                      .stream = &stream,
                                      .clock = RealClock(),
                                      .control = service.get(),
-                                     .data = listener.get(),
+                                     .data = {listener.get()},
                                      .slot_bytes = slot_bytes})
                    .value();
   }

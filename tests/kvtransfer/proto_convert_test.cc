@@ -52,7 +52,7 @@ TEST(ProtoConvertTest, RequestComesBackAsItWent) {
   message.open = LinkOpen{.prefill_instance = InstanceId(1, 2).ToString(),
                           .decode_instance = InstanceId(3, 4).ToString(),
                           .layout = {{"index_k", "bf16"}, {"page", "256"}},
-                          .transport = "tcp",
+                          .transports = {{"nccl", "gpu-0"}, {"tcp", ""}},
                           .max_slot_bytes = 4096};
   message.offers.push_back({.link_seq = 5,
                             .lease = LeaseId(~uint64_t{0}),
@@ -71,6 +71,7 @@ TEST(ProtoConvertTest, RequestComesBackAsItWent) {
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->open->layout, message.open->layout);
   EXPECT_EQ(back->open->max_slot_bytes, 4096);
+  EXPECT_EQ(back->open->transports, message.open->transports);
   EXPECT_EQ(back->open->wire_version, kLinkWireVersion);
   ASSERT_EQ(back->offers.size(), 1u);
   EXPECT_EQ(back->offers[0].lease, message.offers[0].lease);
@@ -90,7 +91,8 @@ TEST(ProtoConvertTest, ReplyComesBackAsItWent) {
                               .data_port = 8202,
                               .session_key = std::string(kSessionKeyBytes, '\xff'),
                               .slot_bytes = 10,
-                              .slots = 2};
+                              .slots = 2,
+                              .transport = "nccl"};
   message.offers = {{1, OfferVerdict::kReady, ""},
                     {2, OfferVerdict::kSkip, "gone"},
                     {3, OfferVerdict::kCommitted, ""},
@@ -101,6 +103,7 @@ TEST(ProtoConvertTest, ReplyComesBackAsItWent) {
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_TRUE(back->refuse.ok());
   EXPECT_EQ(back->accept->session_key, message.accept->session_key);
+  EXPECT_EQ(back->accept->transport, "nccl");
   EXPECT_EQ(back->offers[3].verdict, OfferVerdict::kCorrupt);
   EXPECT_EQ(back->handoffs[1].status, message.handoffs[1].status);
   EXPECT_TRUE(MessageDifferencer::Equals(ToProto(*back), ToProto(message)));

@@ -118,8 +118,10 @@ LinkTimes QuickTimes() {
   return times;
 }
 
-std::unique_ptr<Endpoint> MakeEndpoint(Side side, int device, int ctas, LinkTimes times) {
-  EndpointOptions options{.device = device, .side = side, .ctas = ctas, .times = times};
+std::unique_ptr<Endpoint> MakeEndpoint(Side side, int device, int ctas, LinkTimes times,
+                                       size_t max_group) {
+  EndpointOptions options{
+      .device = device, .side = side, .ctas = ctas, .max_group = max_group, .times = times};
   auto endpoint = Endpoint::Create(std::move(options));
   if (!endpoint.ok()) {
     std::fprintf(stderr, "%s\n", endpoint.status().ToString().c_str());

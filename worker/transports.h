@@ -1,0 +1,31 @@
+// What the links of a worker run over, from its flags.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kvtransfer/transport.h"
+#include "worker/worker_config.h"
+
+namespace lodestone {
+
+// The transports of --transport that this worker has, the best first: NCCL if its device is a GPU and
+// NCCL can be loaded, then TCP. What auto leaves out is logged with the reason; what is asked for by
+// name and cannot be had is the error. `wake` is called from other threads when a link has news.
+absl::StatusOr<std::vector<std::unique_ptr<DataDialer>>> MakeDialers(const WorkerConfig& config,
+                                                                     std::function<void()> wake);
+// The same for decode. TCP listens at `data_port` of --bind; errors of TcpListener::Start.
+absl::StatusOr<std::vector<std::unique_ptr<DataListener>>> MakeListeners(
+    const WorkerConfig& config, int data_port, std::function<void()> wake);
+
+// Pointers to them, in order.
+template <typename Transport>
+std::vector<Transport*> Raw(const std::vector<std::unique_ptr<Transport>>& transports) {
+  std::vector<Transport*> raw;
+  for (const std::unique_ptr<Transport>& transport : transports) raw.push_back(transport.get());
+  return raw;
+}
+
+}  // namespace lodestone
