@@ -123,6 +123,8 @@ absl::Status CheckFormats(DeviceId device, const FormatChoice& formats) {
 
 }  // namespace
 
+constexpr int kMaxLoadThreads = 16;  // more than memory's bandwidth has use for
+
 struct Engine::Impl {
   Impl(const EngineOptions& engine_options, ModelConfig model_config, FormatChoice format_choice,
        Backend backend)
@@ -163,7 +165,8 @@ absl::Status Engine::Impl::Load(const Checkpoint& checkpoint) {
   ASSIGN_OR_RETURN(const MemoryPlan plan, PlanEngine(options, config, formats, *ops));
   const MemoryPlace place = WorkMemory(options.device);
   ASSIGN_OR_RETURN(cache, CachePool::Create(plan, options.freed_pages, &stream));
-  ASSIGN_OR_RETURN(weights, LoadWeights(config, checkpoint, *ops, options.progress));
+  ASSIGN_OR_RETURN(weights, LoadWeights(config, checkpoint, *ops, options.progress,
+                                        std::min(NumComputeThreads(options), kMaxLoadThreads)));
   if (!options.device.is_host()) {
     ASSIGN_OR_RETURN(weights, CopyToDevice(std::move(weights), options.device));
   }
@@ -303,7 +306,8 @@ absl::StatusOr<std::vector<StepResult>> Engine::TryStep(std::span<const StepPart
                          .max_position = batch.max_position(),
                          .caches = impl_->cache->layers(),
                          .logit_rows = batch.logit_rows(),
-                         .logits = device_logits};
+                         .logits = device_logits,
+                         .probe = impl_->options.probe};
   impl_->transformer->Forward(
       args, {impl_->workspace.data(), static_cast<size_t>(impl_->workspace.size())}, impl_->stream);
   auto* logits = device_logits.as<float>();

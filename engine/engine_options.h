@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kvcache/cache_pool.h"
+#include "model/forward_args.h"
 #include "model/weights.h"
 #include "runtime/cache_format.h"
 #include "runtime/device.h"
@@ -34,6 +35,7 @@ struct EngineOptions {
 
   FreedPages freed_pages = FreedPages::kKeep;
   LoadProgress progress;  // may be empty
+  const ForwardProbe* probe = nullptr;  // watches every pass, for tests; not owned
 };
 
 }  // namespace lodestone

@@ -1,15 +1,21 @@
 #include "model/weights.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "base/mutex.h"
+#include "base/out_of_memory.h"
 #include "base/status_macros.h"
+#include "base/thread_pool.h"
 #include "model/inventory.h"
 
 namespace lodestone {
@@ -94,30 +100,38 @@ absl::Status NarrowTokenTable(const TensorView& source, int64_t num_experts, int
   return absl::OkStatus();
 }
 
-// Fills one allocation from front to back and remembers where each tensor went.
+// Fills one allocation from front to back and remembers where each tensor went: first all tensors
+// get their places, then they are packed in any order and by any thread.
 class WeightPacker {
  public:
   WeightPacker(const ModelConfig& config, const Ops& ops, std::byte* memory)
       : config_(config), ops_(ops), next_(memory) {}
 
-  // `scales`: of a quantised matrix.
-  absl::Status Add(const TensorSpec& spec, const TensorView& source, const TensorView& scales) {
+  void Place(const TensorSpec& spec) {
     std::byte* const place = Take(StoredBytes(spec, ops_));
+    if (spec.kind == Kind::kMatrix) {
+      matrices_[spec.name].data = TensorView(place, DType::kU8, {ops_.PackedBytes(spec.matrix)});
+    } else if (spec.kind != Kind::kScale) {
+      const DType dtype = spec.kind == Kind::kTokenTable ? DType::kI32 : spec.dtype;
+      plain_[spec.name] = PlainView(place, dtype, spec.shape);
+    }
+  }
+
+  // REQUIRES: Place was called for it. `scales`: of a quantised matrix. Thread-safe.
+  absl::Status Fill(const TensorSpec& spec, const TensorView& source, const TensorView& scales) {
     switch (spec.kind) {
       case Kind::kMatrix: {
         RETURN_IF_ERROR(CheckCodes(source));
-        const TensorView packed(place, DType::kU8, {ops_.PackedBytes(spec.matrix)});
-        matrices_[spec.name] = ops_.PackWeight({spec.matrix, source, scales}, packed);
+        PackedWeight& matrix = matrices_.at(spec.name);
+        matrix = ops_.PackWeight({spec.matrix, source, scales}, matrix.data);
         return absl::OkStatus();
       }
       case Kind::kScale:
         return CheckCodes(source);
       case Kind::kTokenTable:
-        plain_[spec.name] = PlainView(place, DType::kI32, spec.shape);
-        return NarrowTokenTable(source, config_.num_experts, reinterpret_cast<int32_t*>(place));
+        return NarrowTokenTable(source, config_.num_experts, Plain(spec.name).as<int32_t>());
       case Kind::kPlain:
-        plain_[spec.name] = PlainView(place, spec.dtype, spec.shape);
-        std::memcpy(place, source.data, static_cast<size_t>(source.num_bytes()));
+        std::memcpy(Plain(spec.name).data, source.data, static_cast<size_t>(source.num_bytes()));
         return absl::OkStatus();
     }
     return absl::OkStatus();
@@ -129,7 +143,7 @@ class WeightPacker {
     return TensorView(place, DType::kF32, {static_cast<int64_t>(freqs.size())});
   }
 
-  // REQUIRES: added before.
+  // REQUIRES: placed before.
   PackedWeight Matrix(const std::string& name) const { return matrices_.at(name); }
   TensorView Plain(const std::string& name) const { return plain_.at(name); }
 
@@ -227,6 +241,7 @@ class ProgressMeter {
       : progress_(progress), bytes_total_(bytes_total) {}
 
   void Advance(int64_t bytes) {
+    const MutexLock lock(&mutex_);
     bytes_done_ += bytes;
     const auto now = std::chrono::steady_clock::now();
     if (!progress_ || (bytes_done_ < bytes_total_ && now - last_call_ < kProgressInterval)) return;
@@ -237,9 +252,44 @@ class ProgressMeter {
  private:
   const LoadProgress& progress_;
   const int64_t bytes_total_;
-  int64_t bytes_done_ = 0;
-  std::chrono::steady_clock::time_point last_call_{};
+  Mutex mutex_;
+  int64_t bytes_done_ GUARDED_BY(mutex_) = 0;
+  std::chrono::steady_clock::time_point last_call_ GUARDED_BY(mutex_);
 };
+
+// Packs one tensor of the checkpoint and gives its pages back.
+absl::Status LoadTensor(const TensorSpec& spec, const Checkpoint& checkpoint,
+                        WeightPacker& packer) {
+  Buffer copy;
+  ASSIGN_OR_RETURN(const TensorView source, Aligned(checkpoint.Find(spec.name), copy));
+  const bool has_scales = spec.kind == Kind::kMatrix && IsQuantised(spec.matrix.format);
+  const TensorView scales = has_scales ? checkpoint.Find(ScaleName(spec.name)) : TensorView();
+  const absl::Status filled = packer.Fill(spec, source, scales);
+  if (!filled.ok()) {
+    return absl::Status(filled.code(), checkpoint.FileOf(spec.name) + ": tensor '" + spec.name +
+                                           "' " + std::string(filled.message()));
+  }
+  checkpoint.DropPages(spec.name);
+  return absl::OkStatus();
+}
+
+// The first tensor's error, in the order of `specs`, of those that were tried.
+absl::Status LoadTensors(std::span<const TensorSpec> specs, const Checkpoint& checkpoint,
+                         const Ops& ops, WeightPacker& packer, ProgressMeter& meter,
+                         ThreadPool& pool) {
+  std::vector<absl::Status> errors(specs.size());
+  std::atomic<bool> failed = false;
+  pool.ParallelFor(std::ssize(specs), [&](int64_t task) {
+    if (failed) return;
+    const auto i = static_cast<size_t>(task);
+    errors[i] = CatchOutOfMemory("for weights",
+                                 [&] { return LoadTensor(specs[i], checkpoint, packer); });
+    if (!errors[i].ok()) failed = true;
+    meter.Advance(StoredBytes(specs[i], ops));
+  });
+  for (absl::Status& error : errors) RETURN_IF_ERROR(std::move(error));
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -250,25 +300,17 @@ int64_t WeightBytes(const ModelConfig& config, const Ops& ops) {
 }
 
 absl::StatusOr<Weights> LoadWeights(const ModelConfig& config, const Checkpoint& checkpoint,
-                                    const Ops& ops, const LoadProgress& progress) {
+                                    const Ops& ops, const LoadProgress& progress,
+                                    int num_threads) {
   Weights weights;
   const int64_t total = WeightBytes(config, ops);
   ASSIGN_OR_RETURN(weights.memory, Buffer::Allocate(total));
   WeightPacker packer(config, ops, weights.memory.data());
   ProgressMeter meter(progress, total);
-  for (const TensorSpec& spec : TensorInventory(config)) {
-    Buffer copy;
-    ASSIGN_OR_RETURN(const TensorView source, Aligned(checkpoint.Find(spec.name), copy));
-    const bool has_scales = spec.kind == Kind::kMatrix && IsQuantised(spec.matrix.format);
-    const TensorView scales = has_scales ? checkpoint.Find(ScaleName(spec.name)) : TensorView();
-    const absl::Status added = packer.Add(spec, source, scales);
-    if (!added.ok()) {
-      return absl::Status(added.code(), checkpoint.FileOf(spec.name) + ": tensor '" + spec.name +
-                                            "' " + std::string(added.message()));
-    }
-    checkpoint.DropPages(spec.name);
-    meter.Advance(StoredBytes(spec, ops));
-  }
+  const std::vector<TensorSpec> specs = TensorInventory(config);
+  for (const TensorSpec& spec : specs) packer.Place(spec);
+  ThreadPool pool(num_threads);
+  RETURN_IF_ERROR(LoadTensors(specs, checkpoint, ops, packer, meter, pool));
   weights.window_freqs = packer.AddFrequencies(WindowFrequencies(config));
   weights.compressed_freqs = packer.AddFrequencies(CompressedFrequencies(config));
   Assemble(packer, config, weights);

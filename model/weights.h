@@ -86,9 +86,11 @@ struct Weights {
 int64_t WeightBytes(const ModelConfig& config, const Ops& ops);
 
 // Packs every tensor of `checkpoint` and gives its file pages back to the system on the way; the
-// checkpoint can be closed afterwards. INVALID_ARGUMENT, naming file and tensor, if an expert
-// number of a hash table is out of range; RESOURCE_EXHAUSTED without memory for the weights.
+// checkpoint can be closed afterwards. `progress` is called on any of `num_threads` threads, by one
+// at a time. INVALID_ARGUMENT, naming file and tensor, if an expert number of a hash table is out of
+// range; RESOURCE_EXHAUSTED without memory for the weights.
 absl::StatusOr<Weights> LoadWeights(const ModelConfig& config, const Checkpoint& checkpoint,
-                                    const Ops& ops, const LoadProgress& progress);
+                                    const Ops& ops, const LoadProgress& progress,
+                                    int num_threads = 1);
 
 }  // namespace lodestone

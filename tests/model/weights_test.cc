@@ -55,6 +55,18 @@ TEST(WeightsTest, HashTableIsNarrowedWhereverTheFilePlacesIt) {
   }
 }
 
+TEST(WeightsTest, AnyNumberOfThreadsLoadsTheSameBytes) {
+  const Checkpoint checkpoint = *Checkpoint::Open(NeedleDirectory(), {});
+  const auto load = [&](int num_threads) {
+    const auto weights = LoadWeights(checkpoint.config(), checkpoint, TestBackend("cpu"), nullptr,
+                                     num_threads);
+    EXPECT_TRUE(weights.ok()) << weights.status();
+    const std::byte* bytes = weights->memory.data();
+    return std::vector<std::byte>(bytes, bytes + weights->memory.size());
+  };
+  EXPECT_TRUE(load(1) == load(5));
+}
+
 TEST(WeightsTest, LayersHoldWhatTheirKindNeeds) {
   const LoadedModel& model = TestModel("needle-tiny", "cpu");
   const std::vector<LayerWeights>& layers = model.weights.layers;
