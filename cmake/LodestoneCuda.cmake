@@ -97,6 +97,37 @@ function(lodestone_nccl folder)
   target_link_libraries(lodestone_nccl PUBLIC ${ARGN} ${LODESTONE_CUDART} Threads::Threads rt ${CMAKE_DL_LIBS})
 endfunction()
 
+# lodestone_gpu_benches(FOLDER): the target gpu_benches, bin/X_bench from every FOLDER/X_bench.cu. Not part of a
+# plain build.
+function(lodestone_gpu_benches folder)
+  if(NOT LODESTONE_CUDA)
+    return()
+  endif()
+  set(flags -std=c++20 -O3 --expt-relaxed-constexpr -I${PROJECT_SOURCE_DIR})
+  foreach(arch ${LODESTONE_CUDA_ARCHITECTURES})
+    list(APPEND flags -gencode=arch=compute_${arch},code=sm_${arch})
+  endforeach()
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*_bench.cu)
+  set(programs)
+  foreach(source ${sources})
+    get_filename_component(stem ${source} NAME_WE)
+    set(object ${CMAKE_BINARY_DIR}/cuda/${stem}.cu.o)
+    set(program ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${stem})
+    add_custom_command(
+      OUTPUT ${program}
+      COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/cuda ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
+      COMMAND ${LODESTONE_NVCC} ${flags} -MD -MF ${object}.d -c ${source} -o ${object}
+      COMMAND ${LODESTONE_NVCC} ${object} $<TARGET_FILE:lodestone_kernels_cuda> $<TARGET_FILE:lodestone_kernels>
+              $<TARGET_FILE:lodestone_runtime> $<TARGET_FILE:lodestone_base> -lcublas -o ${program}
+      DEPENDS ${source} lodestone_kernels_cuda
+      DEPFILE ${object}.d
+      COMMENT "Building ${folder}/${stem}"
+      VERBATIM)
+    list(APPEND programs ${program})
+  endforeach()
+  add_custom_target(gpu_benches DEPENDS ${programs})
+endfunction()
+
 # lodestone_gpu_tests(FOLDER): gpu_tests, from every FOLDER/**.cc and, with the CUDA ops in the place of the
 # CPU's, the op tests of tests/kernels. Skipped where there is no GPU. Carried to machines that have
 # one (FOLDER/pack), so files are named from the working directory, the source root.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -47,6 +48,13 @@ struct Machine {
   std::unique_ptr<Ops> ops;
 };
 
+// With LODESTONE_EXACT_BUFFERS set every range has an allocation of its size alone, so that
+// compute-sanitizer sees a step beyond it; else all lie in one arena, poison between them.
+bool ExactBuffers() {
+  static const bool exact = std::getenv("LODESTONE_EXACT_BUFFERS") != nullptr;
+  return exact;
+}
+
 // The memory that one op works on: ranges of host memory, merged where they overlap (planar caches),
 // each with a copy on the device.
 class Copies {
@@ -85,14 +93,7 @@ class Copies {
         merged_.push_back(range);
       }
     }
-    int64_t at = 0;
-    for (Range& range : merged_) {
-      range.device = machine_.arena.data() + at;
-      at += RoundUp(range.end - range.begin) + kGuardBytes;
-    }
-    CHECK_LE(at, machine_.arena.size()) << "the arena of the mirror is too small";
-    machine_.stream.FillBytes(machine_.arena.data(), kPoison, at);
-    Synchronize();
+    PlaceRanges();
     for (const Range& range : merged_) CopyNow(range.device, range.begin, range.end - range.begin);
     for (std::byte** pointer : pointers_) *pointer = DeviceAddress(*pointer);
     for (TensorView* view : views_) view->data = DeviceAddress(view->as<std::byte>());
@@ -104,6 +105,7 @@ class Copies {
     for (const Range& range : merged_) {
       const int64_t size = range.end - range.begin;
       if (range.written) CopyNow(range.begin, range.device, size);
+      if (ExactBuffers()) continue;
       const int64_t behind = RoundUp(size) - size + kGuardBytes;
       std::vector<std::byte> guard(static_cast<size_t>(behind));
       CopyNow(guard.data(), range.device + size, behind);
@@ -121,6 +123,22 @@ class Copies {
     std::byte* device = nullptr;
   };
 
+  void PlaceRanges() {
+    int64_t at = 0;
+    for (Range& range : merged_) {
+      const int64_t size = range.end - range.begin;
+      if (ExactBuffers()) {
+        exact_.push_back(Buffer::Allocate(size, WorkMemory(machine_.stream.device())).value());
+        range.device = exact_.back().data();
+      } else {
+        range.device = machine_.arena.data() + at;
+        at += RoundUp(size) + kGuardBytes;
+      }
+    }
+    CHECK_LE(at, machine_.arena.size()) << "the arena of the mirror is too small";
+    machine_.stream.FillBytes(machine_.arena.data(), kPoison, at);
+    Synchronize();
+  }
   void AddView(TensorView& view, bool written) {
     if (view.empty() || ExtentOf(view) == 0) return;
     ranges_.push_back({view.as<std::byte>(), view.as<std::byte>() + ExtentOf(view), written});
@@ -145,6 +163,7 @@ class Copies {
 
   Machine& machine_;
   std::vector<Range> ranges_, merged_;
+  std::vector<Buffer> exact_;
   std::vector<std::byte**> pointers_;
   std::vector<TensorView*> views_;
 };
@@ -368,7 +387,8 @@ void MirrorOps::MoeExperts(const MoeExpertsParams& params, Stream& host) const {
   for (ExpertWeights& expert : routed) {
     for (PackedWeight* matrix : matrices(expert)) {
       const auto* from = matrix->data.as<const std::byte>();
-      memory.insert(memory.end(), from, from + RoundUp(inner_.PackedBytes(*matrix)));
+      memory.insert(memory.end(), from, from + inner_.PackedBytes(*matrix));
+      memory.resize(static_cast<size_t>(RoundUp(std::ssize(memory))));
     }
   }
   std::byte* next = memory.data();
