@@ -33,7 +33,7 @@ constexpr std::string_view kDescription =
     "  lodestone sweep --up models/needle-tiny --formats bf16,fp8,fp4 --svg recall.svg\n"
     "Caches are kept in groups of 4 and 128 tokens; this asks at every place within a group:\n"
     "  lodestone sweep --up models/needle-tiny --residues 1024\n"
-    "The last line is `N of M found`.";
+    "The last line is `N of M found`; with --json - it goes to stderr, and stdout is JSON lines.";
 
 // What the questions are made with; the tokenizer outlives the generator.
 struct Workshop {

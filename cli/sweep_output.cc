@@ -107,7 +107,8 @@ absl::Status WriteSweeps(const SweepConfig& config, std::span<const SweepTable> 
                                        : "Needles found, by prompt length and depth of the needle",
                               panels)));
   }
-  std::printf("%s found\n", SummaryOf(tables).c_str());
+  // With --json - stdout is for the JSON alone.
+  std::fprintf(config.json == "-" ? stderr : stdout, "%s found\n", SummaryOf(tables).c_str());
   return absl::OkStatus();
 }
 

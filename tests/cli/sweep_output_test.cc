@@ -51,6 +51,18 @@ TEST(SweepOutputTest, EarlierSweepsAreDrawnBeforeThisOne) {
   EXPECT_LT(fp8, fp4);
 }
 
+TEST(SweepOutputTest, JsonToStdoutIsAllThatStdoutHas) {
+  SweepConfig config;
+  config.json = "-";
+  const SweepTable table = Table(SweepKind::kDepths, "bf16", NeedleOutcome::kFound);
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  const absl::Status status = WriteSweeps(config, {&table, 1});
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(), table.ToJson() + "\n");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "1 of 1 found\n");
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST(SweepOutputTest, PanelsThatCannotBeReadAreNamed) {
   const std::string missing = ::testing::TempDir() + "/no-such.json";
   const std::vector<std::string> files = {missing};
