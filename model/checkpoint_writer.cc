@@ -25,6 +25,9 @@ absl::Status WriteError(const std::string& path, int error) {
                                             : absl::UnavailableError(message);
 }
 
+// Why a stream failed that `errno` was 0 before: it may do so without a call of the kernel.
+int WhyStreamFailed() { return errno != 0 ? errno : EIO; }
+
 absl::Status MakeEmptyFolder(const std::string& directory) {
   std::error_code error;
   if (fs::exists(fs::symlink_status(directory, error)) &&
@@ -37,10 +40,11 @@ absl::Status MakeEmptyFolder(const std::string& directory) {
 }
 
 absl::Status WriteWhole(const std::string& path, const std::string& text) {
+  errno = 0;
   std::ofstream file(path, std::ios::binary);
   file << text;
   file.close();
-  return file ? absl::OkStatus() : WriteError(path, errno);
+  return file ? absl::OkStatus() : WriteError(path, WhyStreamFailed());
 }
 
 json::array ShapeOf(const TensorSpec& spec) {
@@ -127,21 +131,28 @@ std::string CheckpointWriter::HeaderOf(const Shard& shard) const {
 absl::Status CheckpointWriter::OpenShard() {
   const Shard& shard = shards_[next_shard_++];
   const std::string path = directory_ + "/" + shard.file;
+  errno = 0;
   file_.open(path, std::ios::binary);
-  if (!file_) return WriteError(path, errno);
+  if (!file_) return WriteError(path, WhyStreamFailed());
   const std::string header = HeaderOf(shard);
   file_.write(header.data(), static_cast<std::streamsize>(header.size()));
   bytes_left_ = shard.bytes;
-  return file_ ? absl::OkStatus() : WriteError(path, errno);
+  return file_ ? absl::OkStatus() : WriteError(path, WhyStreamFailed());
 }
 
 absl::Status CheckpointWriter::CloseShard() {
   file_.close();
   if (file_) return absl::OkStatus();
-  return WriteError(directory_ + "/" + shards_[next_shard_ - 1].file, errno);
+  return WriteError(directory_ + "/" + shards_[next_shard_ - 1].file, WhyStreamFailed());
 }
 
 absl::Status CheckpointWriter::Append(std::span<const std::byte> bytes) {
+  if (failure_.ok()) failure_ = TryAppend(bytes);
+  return failure_;
+}
+
+absl::Status CheckpointWriter::TryAppend(std::span<const std::byte> bytes) {
+  errno = 0;
   while (!bytes.empty()) {
     if (bytes_left_ == 0) {
       CHECK(next_shard_ < shards_.size()) << "more bytes than the tensors have";
@@ -150,7 +161,9 @@ absl::Status CheckpointWriter::Append(std::span<const std::byte> bytes) {
     }
     const size_t count = std::min(bytes.size(), static_cast<size_t>(bytes_left_));
     file_.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(count));
-    if (!file_) return WriteError(directory_ + "/" + shards_[next_shard_ - 1].file, errno);
+    if (!file_) {
+      return WriteError(directory_ + "/" + shards_[next_shard_ - 1].file, WhyStreamFailed());
+    }
     bytes = bytes.subspan(count);
     bytes_left_ -= static_cast<int64_t>(count);
     if (bytes_left_ == 0) RETURN_IF_ERROR(CloseShard());

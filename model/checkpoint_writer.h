@@ -36,7 +36,8 @@ class CheckpointWriter {
   int64_t total_bytes() const { return total_bytes_; }
 
   // The next bytes of the tensors, in order; a tensor may come in pieces. RESOURCE_EXHAUSTED when
-  // the disk is full. REQUIRES: no more than total_bytes in all.
+  // the disk is full. After an error every call returns that error. REQUIRES: no more than
+  // total_bytes in all.
   absl::Status Append(std::span<const std::byte> bytes);
   // REQUIRES: total_bytes were appended.
   absl::Status Finish();
@@ -52,6 +53,7 @@ class CheckpointWriter {
   CheckpointWriter() = default;
   void AddShard(std::vector<TensorSpec> specs);
   std::string HeaderOf(const Shard& shard) const;
+  absl::Status TryAppend(std::span<const std::byte> bytes);
   absl::Status OpenShard();
   absl::Status CloseShard();
   std::string IndexText() const;
@@ -66,6 +68,7 @@ class CheckpointWriter {
 
   size_t next_shard_ = 0;   // the one to open next
   int64_t bytes_left_ = 0;  // of the open shard
+  absl::Status failure_;    // of the first Append that failed
   std::ofstream file_;
 };
 
