@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <boost/json.hpp>
 #include <cstdlib>
 #include <filesystem>
@@ -26,6 +27,10 @@ constexpr int kLogLines = 20;
 // A process that keeps dying this soon after its start is not started for ever.
 constexpr std::chrono::seconds kShortLife(5);
 constexpr int kMaxShortLives = 5;
+// A worker that leaves with exit code 0 as soon as it is there waits this long before its second
+// life, then twice as long each time. It is never given up: somebody may be draining it.
+constexpr milliseconds kFirstPauseAfterExit(100);
+constexpr milliseconds kLongestPauseAfterExit(30'000);
 
 std::string ReadFile(const std::string& path) {
   std::ifstream stream(path);
@@ -48,6 +53,15 @@ std::string LastMessage(const std::string& log_path) {
   std::string line = LastLines(log_path, 1);
   if (line.ends_with('\n')) line.pop_back();
   return MessageOf(line);
+}
+
+// After `short_lives` in a row that ended with exit code 0. One alone is a drain.
+milliseconds PauseAfterExit(int short_lives) {
+  milliseconds pause{0};
+  for (int i = 1; i < short_lives; ++i) {
+    pause = std::clamp(2 * pause, kFirstPauseAfterExit, kLongestPauseAfterExit);
+  }
+  return pause;
 }
 
 }  // namespace
@@ -225,8 +239,10 @@ absl::Status Cluster::Supervise() {
 
 absl::Status Cluster::OnDeath(Member& member, const std::string& exit) {
   const bool drained = exit == "exit code 0" && member.name != "router";
-  const bool short_life = !drained && steady_clock::now() - member.started_at < kShortLife;
-  member.short_lives = short_life ? member.short_lives + 1 : 0;
+  const bool short_life = steady_clock::now() - member.started_at < kShortLife;
+  int& in_a_row = drained ? member.short_drains : member.short_lives;
+  (drained ? member.short_lives : member.short_drains) = 0;
+  in_a_row = short_life ? in_a_row + 1 : 0;
   note_(member.name + " (pid " + std::to_string(member.process->pid()) + ") " +
         (drained ? "was drained and left"
                  : "ended with " + exit + "; its log " + member.log_path + " ends:\n" +
@@ -237,7 +253,7 @@ absl::Status Cluster::OnDeath(Member& member, const std::string& exit) {
                                   " times within 5 s of its start; the last time with " + exit);
   }
   member.started_at = steady_clock::now();  // when it is due
-  if (!drained) member.started_at += options_.restart_after;
+  member.started_at += drained ? PauseAfterExit(member.short_drains) : options_.restart_after;
   member.ports.reset();
   // The router's place does not change; who asks for it between two lives still gets it.
   if (member.name == "router") {

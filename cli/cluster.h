@@ -52,6 +52,7 @@ struct Member {
   std::optional<ChildProcess> process = {};
   std::optional<ClusterPorts> ports = {};  // once it listens
   int short_lives = 0;                     // deaths right after the start, in a row
+  int short_drains = 0;                    // the same, with exit code 0
   // Of the running process; of a dead one: when it is due to be started again.
   std::chrono::steady_clock::time_point started_at = {};
 };
@@ -79,7 +80,7 @@ class Cluster {
   absl::Status WaitUntilReady(const std::function<bool()>& cancelled);
 
   // Call every 100 ms or so: sees deaths, reports them, starts again what died after the delay, and
-  // at once what was drained (exit code 0).
+  // at once what was drained (exit code 0), unless it does nothing else.
   // UNAVAILABLE if a process died and must not or cannot be started again.
   absl::Status Supervise();
 
