@@ -1,8 +1,12 @@
 #include "router/async.h"
 
+#include <new>
+
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
+
+#include "base/logging.h"
 
 namespace lodestone {
 namespace {
@@ -63,8 +67,13 @@ void CancelSource::Cancel(absl::Status reason) {
 }
 
 void TaskGroup::Spawn(Task<void> task) {
-  ++running_;
-  lodestone::Spawn(loop_, Counted(std::move(task)));
+  ++running_;  // before: the task may run to its end in here
+  try {
+    lodestone::Spawn(loop_, Counted(std::move(task)));
+  } catch (const std::bad_alloc&) {
+    --running_;
+    throw;
+  }
 }
 
 Task<void> TaskGroup::Counted(Task<void> task) {
@@ -79,6 +88,17 @@ Task<bool> TaskGroup::WaitUntil(TimePoint deadline) {
     if (!woken) break;
   }
   co_return running_ == 0;
+}
+
+Task<void> TaskGroup::WaitForEnd(TimePoint due, const std::function<void()>& on_late) {
+  TimePoint deadline = due;
+  while (true) {
+    const bool ended = co_await WaitUntil(deadline);
+    if (ended) co_return;
+    LOG_EVERY_SECONDS(ERROR, 5) << running_ << " tasks of the router run longer than they may";
+    on_late();
+    deadline = RealClock()->Now() + kLatePause;
+  }
 }
 
 }  // namespace lodestone

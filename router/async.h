@@ -3,10 +3,13 @@
 // boost::asio::post.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <absl/status/status.h>
@@ -98,13 +101,20 @@ class CancelSource {
   std::list<std::weak_ptr<Registration::Callback>> callbacks_;
 };
 
+inline constexpr std::chrono::seconds kLatePause{5};
+
 // Counts coroutines that must have ended before their owner may.
 class TaskGroup {
  public:
   explicit TaskGroup(asio::io_context& loop) : loop_(loop), ended_(loop) {}
+  // `task` must let no exception out.
   void Spawn(Task<void> task);
   // False if some still run at the deadline.
   Task<bool> WaitUntil(TimePoint deadline);
+  // Until all have ended, for an owner whose members they use: it cannot leave them behind. They
+  // should have ended at `due`; from then on it says so in the log and calls `on_late`, which
+  // should end them, every kLatePause. `on_late` must outlive the wait.
+  Task<void> WaitForEnd(TimePoint due, const std::function<void()>& on_late);
   int64_t running() const { return running_; }
 
  private:
@@ -119,9 +129,16 @@ class TaskGroup {
 template <typename F>
 Task<std::invoke_result_t<F>> RunOn(asio::thread_pool& pool, asio::io_context& loop, F work) {
   co_await asio::post(asio::bind_executor(pool.get_executor(), asio::use_awaitable));
-  std::invoke_result_t<F> result = work();
+  std::optional<std::invoke_result_t<F>> result;
+  std::exception_ptr failure;
+  try {
+    result.emplace(work());
+  } catch (...) {
+    failure = std::current_exception();  // to be thrown on the loop, whose state it unwinds
+  }
   co_await asio::post(asio::bind_executor(loop.get_executor(), asio::use_awaitable));
-  co_return result;
+  if (failure) std::rethrow_exception(failure);
+  co_return *std::move(result);
 }
 
 }  // namespace lodestone

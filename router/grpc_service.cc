@@ -1,5 +1,6 @@
 #include "router/grpc_service.h"
 
+#include <new>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -163,7 +164,7 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
     end.request_id = self->proto_.request_id().substr(0, 128);
     end.received_at = self->received_at_;
     self->context_.router_metrics->RequestStarted();
-    const ApiOr<Outcome> outcome = co_await self->Generate(end);
+    const ApiOr<Outcome> outcome = co_await self->GenerateOrRefuse(end);
     if (outcome.ok()) {
       end.outcome = outcome.value();
       const absl::Status written = co_await self->SendLast(outcome.value());
@@ -181,6 +182,15 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
     self->Finish(grpc::Status(static_cast<grpc::StatusCode>(status.code()),
                               std::string(status.message())));
     RecordEnd(end, *self->context_.router_metrics);
+  }
+
+  // What there is no memory for is refused.
+  Task<ApiOr<Outcome>> GenerateOrRefuse(RequestEnd& end) {
+    try {
+      co_return co_await Generate(end);
+    } catch (const std::bad_alloc&) {
+    }
+    co_return OutOfMemoryError();
   }
 
   Task<ApiOr<Outcome>> Generate(RequestEnd& end) {

@@ -1,4 +1,6 @@
 // The generating routes of HttpService: a request from its bytes to the end of its answer.
+#include <new>
+
 #include "base/logging.h"
 #include "router/http_reply.h"
 #include "router/http_service.h"
@@ -8,7 +10,7 @@ namespace lodestone {
 namespace {
 
 // The prompts one after the other. The outcome is of all together.
-Task<ApiOr<Outcome>> RunPrompts(const std::vector<Request>& requests, RequestFlow& flow,
+Task<ApiOr<Outcome>> TryRunPrompts(const std::vector<Request>& requests, RequestFlow& flow,
                                 HttpReply& reply, CancelSource& client) {
   Outcome total;
   total.attempts = 0;
@@ -30,6 +32,34 @@ Task<ApiOr<Outcome>> RunPrompts(const std::vector<Request>& requests, RequestFlo
   }
   total.usage = reply.usage();
   co_return total;
+}
+
+// The same, also where memory does not suffice for an answer.
+Task<ApiOr<Outcome>> RunPrompts(const std::vector<Request>& requests, RequestFlow& flow,
+                                HttpReply& reply, CancelSource& client) {
+  try {
+    co_return co_await TryRunPrompts(requests, flow, reply, client);
+  } catch (const std::bad_alloc&) {
+  }
+  co_return OutOfMemoryError();
+}
+
+// Sends the end of the answer, which is `error` if there is one: also if memory does not suffice
+// for a good end. If not for an error either, `client` is cut.
+Task<void> EndReply(HttpReply& reply, CancelSource& client, std::optional<ApiError>& error) {
+  if (!error.has_value()) {
+    try {
+      co_await reply.Finish();
+    } catch (const std::bad_alloc&) {
+      error = OutOfMemoryError();
+    }
+  }
+  if (!error.has_value()) co_return;
+  try {
+    co_await reply.Fail(*error);
+  } catch (const std::bad_alloc&) {
+    client.Cancel(absl::ResourceExhaustedError(error->message));
+  }
 }
 
 }  // namespace
@@ -81,11 +111,10 @@ Task<void> HttpService::Generate(ApiKind api, const HttpRequest& request, HttpEx
       co_await RunPrompts(requests, *context_.flow, *reply, exchange.client());
   if (outcome.ok()) {
     end.outcome = outcome.value();
-    co_await reply->Finish();
   } else {
     end.error = outcome.error();
-    co_await reply->Fail(outcome.error());
   }
+  co_await EndReply(*reply, exchange.client(), end.error);
   context_.router_metrics->StreamsOpen(-1);
   RecordEnd(end, *context_.router_metrics);
 }

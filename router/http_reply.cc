@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <new>
 
 #include <absl/strings/str_cat.h>
 
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "router/limits.h"
 #include "router/reply_choice.h"
@@ -145,7 +147,9 @@ class StreamReply final : public HttpReply {
       co_await context_.exchange->Send(std::move(response));
       co_return;
     }
-    SendEvent(error.Body(context_.request_id));
+    // Behind what is queued, not beside it: there may be no memory for both.
+    const absl::Status drained = co_await context_.exchange->Drain(0);
+    if (drained.ok()) SendEvent(error.Body(context_.request_id));
     co_await context_.exchange->EndStream(true);
   }
 
@@ -235,7 +239,16 @@ class StreamReply final : public HttpReply {
     return is_first ? config.sse_keepalive_after : config.sse_keepalive_every;
   }
 
+  // Without memory for a sign of life the client gets none.
   Task<void> KeepAlive() {
+    try {
+      co_await SendKeepAlives();
+    } catch (const std::bad_alloc&) {
+      LOG_EVERY_SECONDS(WARNING, 5) << "no memory to keep a stream alive";
+    }
+  }
+
+  Task<void> SendKeepAlives() {
     bool is_first = true;
     while (!stopped_) {
       const std::optional<std::chrono::milliseconds> pause = Pause(is_first);
@@ -259,7 +272,8 @@ class StreamReply final : public HttpReply {
   Task<void> StopKeepAlive() {
     stopped_ = true;
     ended_.Notify();
-    co_await keepalive_.WaitUntil(TimePoint::max());
+    const std::function<void()> wake = [this] { ended_.Notify(); };
+    co_await keepalive_.WaitForEnd(RealClock()->Now() + kLatePause, wake);
   }
 
   TaskGroup keepalive_;

@@ -50,10 +50,12 @@ class BodyBudget {
     Share(const Share&) = delete;
     Share& operator=(const Share&) = delete;
     ~Share() { Release(); }
+    // Is there room now for `bytes` in all?
+    bool Fits(int64_t bytes) const { return budget_.held_ + bytes - bytes_ <= budget_.limit_; }
     // Holds `bytes` in all from now on. False, with nothing changed, if that is over the limit.
     bool GrowTo(int64_t bytes) {
       if (bytes <= bytes_) return true;
-      if (budget_.held_ + bytes - bytes_ > budget_.limit_) return false;
+      if (!Fits(bytes)) return false;
       budget_.held_ += bytes - bytes_;
       bytes_ = bytes;
       return true;
@@ -99,7 +101,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
       in_request_ = false;
     }
     Close();
-    co_await background_.WaitUntil(TimePoint::max());
+    co_await EndBackground();
   }
 
   void Close() {
@@ -172,12 +174,35 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     const bool valid = co_await ReadRequest();
     if (!valid) co_return false;
     background_.Spawn(WatchClient());
-    co_await handler_->Handle(request_, *this);
+    co_await Answer();
     watching_ = false;
     Error ignored;
     stream_.socket().cancel(ignored);
-    co_await background_.WaitUntil(TimePoint::max());
+    co_await EndBackground();
     co_return keep_alive_ && !client_->cancelled();
+  }
+
+  // The watcher ends at once, the flusher when the client has taken everything or is lost.
+  Task<void> EndBackground() {
+    const std::function<void()> close = [this] {
+      LoseClient("the connection did not end");
+      Close();
+    };
+    co_await background_.WaitForEnd(RealClock()->Now() + limits_.stall_timeout + kLatePause, close);
+  }
+
+  // Memory may not suffice for an answer: a 503, or an early end of what has begun.
+  Task<void> Answer() {
+    has_answer_ = false;
+    try {
+      co_await handler_->Handle(request_, *this);
+      co_return;
+    } catch (const std::bad_alloc&) {
+      keep_alive_ = false;
+    }
+    if (has_answer_) co_return LoseClient("no memory for the rest of the answer");
+    HttpResponse refusal = handler_->Refusal(503, OutOfMemoryError().message);
+    co_await Send(std::move(refusal));
   }
 
   Task<bool> AwaitFirstByte() {
@@ -212,7 +237,8 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     version_ = parser.version();
     const std::optional<HttpRefusal> bad_head = parser.CheckHead();
     if (bad_head) co_return co_await Refuse(bad_head->status, bad_head->message);
-    if (!body_.GrowTo(parser.announced_body_bytes().value_or(0))) {
+    // A body counts as it arrives: to announce one costs a client nothing.
+    if (!body_.Fits(parser.announced_body_bytes().value_or(0))) {
       co_return co_await RefuseBody(*parser.announced_body_bytes());
     }
     const Error body_error = co_await ReadBody(parser);
@@ -306,6 +332,14 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
 
   // While the handler works: sees the end of the connection, keeps what the client sends ahead.
   Task<void> WatchClient() {
+    try {
+      co_await Watch();
+    } catch (const std::bad_alloc&) {
+      LoseClient("no memory to watch the client");
+    }
+  }
+
+  Task<void> Watch() {
     watching_ = true;
     while (watching_ && static_cast<int64_t>(buffer_.size()) < limits_.max_header_bytes) {
       const auto [error] =
@@ -348,13 +382,30 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   void Queue(std::string text) {
     if (client_->cancelled()) return;
     queued_ += text;
+    has_answer_ = true;
     if (flushing_) return;
     flushing_ = true;
-    background_.Spawn(Flush());
+    try {
+      background_.Spawn(Flush());
+    } catch (const std::bad_alloc&) {
+      flushing_ = false;
+      throw;
+    }
   }
 
   Task<void> Flush() {
     const std::shared_ptr<Connection> self = shared_from_this();
+    try {
+      co_await FlushQueued();
+    } catch (const std::bad_alloc&) {
+      LoseClient("no memory to write to the client");
+    }
+    if (client_->cancelled()) queued_.clear();
+    flushing_ = false;
+    drained_.Notify();
+  }
+
+  Task<void> FlushQueued() {
     while (!queued_.empty() && !client_->cancelled()) {
       std::swap(queued_, in_flight_);
       const Error error = co_await WriteInFlight();
@@ -362,9 +413,6 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
       if (error) LoseClient("writing to the client failed");
       drained_.Notify();
     }
-    if (client_->cancelled()) queued_.clear();
-    flushing_ = false;
-    drained_.Notify();
   }
 
   // Piece by piece: each has the stall timeout, however much waits.
@@ -412,6 +460,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   std::string method_;
   unsigned version_ = 11;
   bool flushing_ = false;
+  bool has_answer_ = false;  // to the request at hand, in part or whole
   bool watching_ = false;
   bool chunked_ = false;
   bool keep_alive_ = false;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <new>
 
 #include <absl/strings/str_cat.h>
 
@@ -16,6 +17,13 @@ constexpr std::chrono::seconds kBreakerTime{5};
 constexpr std::chrono::milliseconds kBusyPrefillPause{100};
 // A hand-off that had left a prefill worker before that died arrives within this.
 constexpr std::chrono::seconds kOrphanedHandOff{2};
+
+// What a choice needs to end at the request's deadline, the last write to its client included.
+constexpr std::chrono::seconds kEndGrace{300};
+
+absl::Status LateError() {
+  return absl::DeadlineExceededError("a choice of the request did not end at its deadline");
+}
 
 double SecondsSince(TimePoint start) {
   return std::chrono::duration<double>(RealClock()->Now() - start).count();
@@ -48,6 +56,21 @@ bool IsFinal(const absl::Status& status) {
       return false;
   }
 }
+
+// Counts as load of a prefill worker while it lives.
+class InflightTokens {
+ public:
+  InflightTokens(Worker* worker, int64_t count) : worker_(*worker), count_(count) {
+    worker_.inflight_tokens += count_;
+  }
+  InflightTokens(const InflightTokens&) = delete;
+  InflightTokens& operator=(const InflightTokens&) = delete;
+  ~InflightTokens() { worker_.inflight_tokens -= count_; }
+
+ private:
+  Worker& worker_;
+  const int64_t count_;
+};
 
 // The first tokens from the decode worker: they show that the hand-off has arrived.
 Task<absl::StatusOr<LeaseTokens::Batch>> AwaitHandOff(LeaseTokens& tokens, Worker& prefill,
@@ -186,14 +209,27 @@ Task<ApiOr<Outcome>> RequestFlow::Run(const Request& request, std::span<TokenSin
     if (!entered.ok()) co_return entered.error();
     first.ticket.emplace(std::move(entered).value());
   }
-  co_await RunToEnd(first, std::nullopt);
-  co_await family.forks.WaitUntil(TimePoint::max());
+  co_await Guarded(first, RunToEnd(first, std::nullopt));
+  const std::function<void()> stop = [&family] { family.stop.Cancel(LateError()); };
+  co_await family.forks.WaitForEnd(request.deadline + kEndGrace, stop);
   if (family.error.has_value()) co_return *std::move(family.error);
   if (!request.is_probe) {
     replay_budget_ =
         std::min(settings_.replay_budget, replay_budget_ + settings_.replay_budget_per_request);
   }
   co_return family.Total();
+}
+
+// What there is no memory for fails the request, not the router.
+Task<void> RequestFlow::Guarded(Life& life, Task<void> run) {
+  try {
+    co_await std::move(run);
+    co_return;
+  } catch (const std::bad_alloc&) {
+    LOG_EVERY_SECONDS(ERROR, 5) << "no memory for a request in " << life.phase;
+  }
+  life.family.Fail(OutOfMemoryError());
+  life.family.HandedOver(life);
 }
 
 // Attempts until the choice has ended, well or in an error.
@@ -334,7 +370,9 @@ Task<absl::Status> RequestFlow::RunAttempt(Life& life) {
   }
   // The other choices have their caches from this lease, even if its own tokens have ended.
   while (status.ok() && life.family.num_awaiting_handoff > 0) {
-    co_await life.family.handed_over.WaitUntil(TimePoint::max());
+    const bool woken =
+        co_await life.family.handed_over.WaitUntil(life.request.deadline + kEndGrace);
+    if (!woken) status = LateError();
   }
   tokens = nullptr;
   life.GiveBackLoad();
@@ -359,7 +397,8 @@ void RequestFlow::BeginForks(Life& lead, RunResult& run,
     life.first_token_at = lead.first_token_at;
     life.awaits_handoff = true;
     ++family.num_awaiting_handoff;
-    family.forks.Spawn(RunFork(life, std::move(tokens[i]), std::move(run.choices[i + 1])));
+    family.forks.Spawn(
+        Guarded(life, RunFork(life, std::move(tokens[i]), std::move(run.choices[i + 1]))));
   }
 }
 
@@ -401,10 +440,11 @@ Task<absl::StatusOr<RunResult>> RequestFlow::Prefill(Life& life, LeaseTokens& to
   const CancelSource::Registration on_lease = tokens.failure().OnCancel(forward);
   const CancelSource::Registration on_gone = prefill->gone.OnCancel(forward);
   const TimePoint started_at = RealClock()->Now();
-  const int64_t num_tokens = life.tokens_to_prefill();
-  prefill->inflight_tokens += num_tokens;
-  absl::StatusOr<RunResult> run = co_await prefill->prefill->Run(args, life.request.deadline, stop);
-  prefill->inflight_tokens -= num_tokens;
+  absl::StatusOr<RunResult> run(absl::UnknownError(""));
+  {
+    const InflightTokens inflight(prefill.get(), life.tokens_to_prefill());
+    run = co_await prefill->prefill->Run(args, life.request.deadline, stop);
+  }
   if (!run.ok()) {
     if (!stop.cancelled()) NoteFailure(*prefill, run.status());
     if (tokens.failure().cancelled()) {

@@ -71,6 +71,7 @@ class RequestFlow {
   Task<absl::Status> RunAttempt(Life& life);
   Task<absl::StatusOr<RunResult>> Prefill(Life& life, LeaseTokens& tokens);
   void BeginForks(Life& lead, RunResult& run, std::vector<std::unique_ptr<LeaseTokens>> tokens);
+  Task<void> Guarded(Life& life, Task<void> run);
   Task<void> RunFork(Life& life, std::unique_ptr<LeaseTokens> tokens, RunResult::Start start);
   Task<absl::Status> Begin(Life& life, RunResult::Start start);
   Task<absl::Status> CopyTokens(Life& life, LeaseTokens& tokens);

@@ -8,6 +8,7 @@
 #include <grpcpp/grpcpp.h>
 #include <boost/asio/executor_work_guard.hpp>
 
+#include "base/logging.h"
 #include "base/status_macros.h"
 #include "proto/convert.h"
 #include "proto/grpc_limits.h"
@@ -221,6 +222,7 @@ class LeaseStream final : public LeaseTokens {
         cancel.OnCancel([this](const absl::Status&) { arrived_.Notify(); });
     while (true) {
       if (cancel.cancelled()) co_return cancel.reason();
+      if (out_of_memory_) throw std::bad_alloc();
       if (has_news()) co_return std::exchange(pending_, Batch{});
       if (failure_.cancelled()) co_return failure_.reason();
       const bool woken = co_await arrived_.WaitUntil(deadline);
@@ -232,7 +234,15 @@ class LeaseStream final : public LeaseTokens {
 
   void Push(const v1::LeaseEvent& event) {
     if (ended_) return;
-    for (const v1::Token& token : event.tokens()) pending_.tokens.push_back(FromProto(token));
+    if (out_of_memory_) return;
+    try {
+      for (const v1::Token& token : event.tokens()) pending_.tokens.push_back(FromProto(token));
+    } catch (const std::bad_alloc&) {
+      out_of_memory_ = true;
+      pending_ = Batch{};
+      arrived_.Notify();
+      return;
+    }
     const FinishReason reason = FromProto(event.finish_reason());
     if (event.error().code() != 0 || reason == FinishReason::kError) {
       const int code =
@@ -271,6 +281,7 @@ class LeaseStream final : public LeaseTokens {
   CancelSource failure_;
   bool ended_ = false;
   bool stream_ended_ = false;
+  bool out_of_memory_ = false;  // for what the worker sent: its reader hears of it
 };
 
 class GrpcDecodeClient final : public DecodeClient,
@@ -355,7 +366,12 @@ class GrpcDecodeClient final : public DecodeClient,
   // From a stream that dies. An ended lease needs no call.
   void Release(LeaseId lease, bool ended) {
     leases_.erase(lease.value());
-    if (!ended && shutdown_.ok()) CancelLease(lease);
+    if (ended || !shutdown_.ok()) return;
+    try {
+      CancelLease(lease);
+    } catch (const std::bad_alloc&) {
+      LOG_EVERY_SECONDS(WARNING, 5) << "no memory to cancel a lease; it dies for want of a name";
+    }
   }
 
  private:

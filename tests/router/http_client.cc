@@ -21,7 +21,11 @@ std::string Lower(std::string text) {
 
 }  // namespace
 
-HttpClient::HttpClient(int port) : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
+HttpClient::HttpClient(int port, const ClientPace& pace)
+    : pace_(pace), fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  if (const int bytes = pace_.receive_buffer_bytes; bytes > 0) {
+    ::setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+  }
   timeval timeout{.tv_sec = kTimeoutSeconds, .tv_usec = 0};
   ::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   sockaddr_in address{};
@@ -57,10 +61,10 @@ void HttpClient::Send(const std::string& method, const std::string& path, const 
 }
 
 bool HttpClient::Fill() {
-  char bytes[16384];
-  const ssize_t n = fd_ < 0 ? -1 : ::recv(fd_, bytes, sizeof(bytes), 0);
+  std::string bytes(pace_.receive_bytes, '\0');
+  const ssize_t n = fd_ < 0 ? -1 : ::recv(fd_, bytes.data(), bytes.size(), 0);
   if (n <= 0) return false;
-  buffer_.append(bytes, static_cast<size_t>(n));
+  buffer_.append(bytes, 0, static_cast<size_t>(n));
   return true;
 }
 

@@ -15,9 +15,15 @@ struct ClientResponse {
   std::string body;                            // chunks joined
 };
 
+// How a client takes what comes.
+struct ClientPace {
+  size_t receive_bytes = 16384;    // at most, in one call
+  int receive_buffer_bytes = 0;    // of the kernel; 0: its default
+};
+
 class HttpClient {
  public:
-  explicit HttpClient(int port);
+  explicit HttpClient(int port, const ClientPace& pace = {});
   ~HttpClient();
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;
@@ -33,6 +39,8 @@ class HttpClient {
   std::optional<std::string> ReadBodyLine();
   // The data of the next server-sent event; nullopt at the end of the body.
   std::optional<std::string> ReadEvent();
+  // The next line as it comes, without its end; empty at the end of the connection.
+  std::string ReceiveLine() { return TakeLine(); }
   // Drops what has come, up to 16 KiB; false at the end of the connection.
   bool SkipSome();
   void Close();
@@ -42,6 +50,7 @@ class HttpClient {
   std::string TakeLine();
   bool FillBody();
 
+  const ClientPace pace_;
   int fd_ = -1;
   std::string buffer_;
   std::string body_;  // decoded, not yet taken

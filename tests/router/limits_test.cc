@@ -70,6 +70,11 @@ std::string PostChunked(int64_t count, const std::string& extension) {
   return text + "0\r\n\r\n";
 }
 
+std::string Announcement(int64_t bytes) {
+  return "POST /v1/completions HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: " +
+         std::to_string(bytes) + "\r\n\r\n";
+}
+
 // A limit, with a request for each value.
 struct Row {
   const char* name;
@@ -166,6 +171,12 @@ class LimitsTest : public RouterFixture {
     config.max_held_bodies.bytes = 4 * kTestBody;
     return config;
   }
+  // Would a body of this size be let in now?
+  bool MayAnnounce(int64_t bytes) {
+    HttpClient client(http_);
+    client.SendRaw(Announcement(bytes));
+    return client.ReceiveLine() == "HTTP/1.1 100 Continue";
+  }
   ClientResponse Send(const std::string& bytes) {
     HttpClient client(http_);
     client.SendRaw(bytes);
@@ -229,10 +240,13 @@ TEST_F(LimitsTest, BodiesOfAllRequestsShareABudget) {
   config.max_held_bodies.bytes = kTestBody;
   StartRouter(config);
   StartWorkers("north");
-  HttpClient announced(http_);  // holds what it announces, though nothing comes
-  announced.SendRaw("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
-                    std::to_string(kTestBody - 1000) + "\r\n\r\n{");
-  ASSERT_TRUE(Eventually([&] { return Send(PostChunked(2000, "")).status == 503; }));
+  HttpClient unfinished(http_);
+  unfinished.SendRaw("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+                     std::to_string(kTestBody) + "\r\n\r\n" + std::string(kTestBody - 1000, '{'));
+  // Until all of it is held: announcing a body costs nothing, and tells whether it would fit.
+  ASSERT_TRUE(Eventually([&] { return !MayAnnounce(1001); }));
+  EXPECT_TRUE(MayAnnounce(1000));
+  EXPECT_EQ(Send(PostChunked(2000, "")).status, 503);
   // What the refused one sent is held until its connection has ended.
   EXPECT_TRUE(Eventually([&] {
     return Send(Post("/v1/completions", Padded(Completion(""), 1000))).status == 200;
@@ -244,10 +258,25 @@ TEST_F(LimitsTest, BodiesOfAllRequestsShareABudget) {
   EXPECT_THAT(MessageOf(refused.body), HasSubstr("has 1001 bytes"));
   EXPECT_THAT(MessageOf(refused.body), HasSubstr("hold " + std::to_string(kTestBody - 1000)));
   EXPECT_THAT(MessageOf(refused.body), HasSubstr(std::to_string(kTestBody)));
-  announced.Close();
+  unfinished.Close();
   EXPECT_TRUE(Eventually([&] {
     return Send(Post("/v1/completions", Padded(Completion(""), kTestBody))).status == 200;
   }));
+}
+
+TEST_F(LimitsTest, ABodyCountsAsItArrivesNotAsItIsAnnounced) {
+  RouterConfig config = LimitedConfig();
+  config.max_held_bodies.bytes = kTestBody;
+  StartRouter(config);
+  StartWorkers("north");
+  std::vector<std::unique_ptr<HttpClient>> announcers;
+  for (int i = 0; i < 50; ++i) {
+    announcers.push_back(std::make_unique<HttpClient>(http_));
+    announcers.back()->SendRaw(Announcement(kTestBody - 100) + "{");
+    ASSERT_EQ(announcers.back()->ReceiveLine(), "HTTP/1.1 100 Continue");
+  }
+  const ClientResponse served = Send(Post("/v1/completions", Padded(Completion(""), kTestBody - 100)));
+  EXPECT_EQ(served.status, 200) << served.body;
 }
 
 TEST_F(LimitsTest, ABodyIsHeldUntilItIsParsed) {

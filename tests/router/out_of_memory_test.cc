@@ -9,6 +9,7 @@
 #include "router/model_info.h"
 #include "router/openai_schema.h"
 #include "router/request_builder.h"
+#include "tests/router/router_fixture.h"
 #include "tests/testing/failing_allocations.h"
 
 namespace lodestone {
@@ -82,6 +83,65 @@ TEST(OutOfMemoryTest, APromptIsTokenizedOrRefused) {
       },
       Stride(3));
   EXPECT_GT(failures * Stride(3), 10);
+}
+
+// A whole router whose answers are larger than what it can allocate.
+class AnswerOutOfMemoryTest : public RouterFixture {
+ protected:
+  static constexpr int64_t kLargeBytes = 128 << 10;
+  static constexpr int kAnswerTokens = 4000;
+
+  void Start() {
+    StartRouter();
+    const int32_t token = Model().tokenizer->EncodeText("north").front();
+    StartWorkersWith(std::vector<int32_t>(kAnswerTokens, token));
+    decodes_[0]->SetTokensPerStep(50);
+  }
+  static std::string Long(const std::string& extra = "") {
+    return "\"max_tokens\":" + std::to_string(kAnswerTokens) + extra;
+  }
+  void ExpectAllGivenBackAndServing() {
+    EXPECT_TRUE(decodes_[0]->WaitIdle());
+    EXPECT_TRUE(Eventually([&] { return Metric("lodestone_router_open_streams") == 0; }));
+    EXPECT_TRUE(Eventually([&] { return Metric("lodestone_router_running_requests") == 0; }));
+    EXPECT_EQ(Chat("\"max_tokens\":5").status, 200);
+  }
+};
+
+TEST_F(AnswerOutOfMemoryTest, ABodyThatDoesNotFitIs503) {
+  Start();
+  for (const char* choices : {"", ",\"n\":3"}) {
+    SCOPED_TRACE(choices);
+    {
+      const FailingLargeAllocations failing(kLargeBytes);
+      const ClientResponse refused = Chat(Long(",\"logprobs\":true" + std::string(choices)));
+      EXPECT_EQ(refused.status, 503) << refused.body.substr(0, 300);
+      EXPECT_EQ(ErrorCode(refused), "out_of_memory");
+      EXPECT_GT(failing.num_failures(), 0);
+    }
+    ExpectAllGivenBackAndServing();
+  }
+}
+
+TEST_F(AnswerOutOfMemoryTest, AStreamThatDoesNotFitEndsInAnError) {
+  Start();
+  for (const char* choices : {"", ",\"n\":3"}) {
+    SCOPED_TRACE(choices);
+    HttpClient client(http_);
+    {
+      const FailingLargeAllocations failing(kLargeBytes);
+      client.Send("POST", "/v1/chat/completions", ChatBody("\"stream\":true," + Long(choices)));
+      // It does not read, so that its events have to wait.
+      ASSERT_TRUE(Eventually([&] { return failing.num_failures() > 0; }));
+      ASSERT_TRUE(decodes_[0]->WaitIdle());
+    }
+    EXPECT_EQ(client.ReceiveHead().status, 200);
+    Streamed streamed;
+    while (const std::optional<std::string> event = client.ReadEvent()) Absorb(*event, streamed);
+    EXPECT_TRUE(streamed.error);
+    EXPECT_FALSE(streamed.done);
+    ExpectAllGivenBackAndServing();
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <new>
@@ -21,6 +22,15 @@ struct State {
 };
 thread_local State t_state;
 
+std::atomic<int64_t> g_large_bytes = INT64_MAX;
+std::atomic<int64_t> g_large_failures = 0;
+
+bool IsTooLarge(std::size_t size) {
+  if (static_cast<int64_t>(size) < g_large_bytes) return false;
+  ++g_large_failures;
+  return true;
+}
+
 bool FailsNow() { return t_state.armed && t_state.count++ == t_state.fail_at; }
 
 }  // namespace
@@ -34,6 +44,16 @@ FailingAllocation::~FailingAllocation() { t_state.armed = false; }
 
 int64_t FailingAllocation::count() { return t_state.count; }
 
+FailingLargeAllocations::FailingLargeAllocations(int64_t bytes) {
+  CHECK(g_large_bytes == INT64_MAX) << "a FailingLargeAllocations lives already";
+  g_large_failures = 0;
+  g_large_bytes = bytes;
+}
+
+FailingLargeAllocations::~FailingLargeAllocations() { g_large_bytes = INT64_MAX; }
+
+int64_t FailingLargeAllocations::num_failures() const { return g_large_failures; }
+
 UnfailingAllocations::UnfailingAllocations()
     : was_armed_(std::exchange(t_state.armed, false)) {}
 
@@ -44,7 +64,8 @@ UnfailingAllocations::~UnfailingAllocations() { t_state.armed = was_armed_; }
 namespace {
 
 void* Allocate(std::size_t size) {
-  return lodestone::FailsNow() ? nullptr : std::malloc(size == 0 ? 1 : size);
+  if (lodestone::IsTooLarge(size) || lodestone::FailsNow()) return nullptr;
+  return std::malloc(size == 0 ? 1 : size);
 }
 void* AllocateAligned(std::size_t size, std::align_val_t alignment) {
   const auto align = static_cast<std::size_t>(alignment);

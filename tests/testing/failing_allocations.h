@@ -18,6 +18,18 @@ class FailingAllocation {
   static int64_t count();
 };
 
+// While it lives, allocations by operator new of at least `bytes` fail, on all threads. One at a
+// time.
+class FailingLargeAllocations {
+ public:
+  explicit FailingLargeAllocations(int64_t bytes);
+  ~FailingLargeAllocations();
+  FailingLargeAllocations(const FailingLargeAllocations&) = delete;
+  FailingLargeAllocations& operator=(const FailingLargeAllocations&) = delete;
+
+  int64_t num_failures() const;
+};
+
 // While it lives, allocations of its thread neither fail nor count: for what stands for another
 // process.
 class UnfailingAllocations {
