@@ -9,6 +9,7 @@
 
 #include "bench/gpu/ceilings.cuh"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/packed_matrix.h"
 #include "kernels/cuda/op_launchers.h"
 
 namespace lodestone::cuda::bench {
@@ -65,25 +66,35 @@ void BenchBoundary(int64_t tokens, Report& report) {
              {.bytes = static_cast<double>(tokens) * 80e3 + 1.57e6});
 }
 
-void BenchLinear(int64_t tokens, int64_t n, int64_t k, Report& report) {
-  const int variants = n * k < 40'000'000 ? 4 : 1;
+std::string Shape(int64_t tokens, int64_t n, int64_t k, WeightFormat format) {
+  return std::to_string(tokens) + " tok, " + std::to_string(n) + " x " + std::to_string(k) + " " +
+         std::string(Name(format));
+}
+
+// FP8 and FP4 with rounded inputs, as their checkpoints ask for.
+void BenchLinear(int64_t tokens, int64_t n, int64_t k, WeightFormat format, Report& report) {
+  const int64_t bytes = StoredWeightBytes(format, n, k);
+  const int64_t variants = bytes < 80'000'000 ? 4 : 1;
   const auto x = Filled<uint16_t>(tokens * k, FillKind::kBf16, 1);
-  const auto weights = Filled<uint16_t>(variants * n * k, FillKind::kBf16, 2);
+  const auto weights = Filled<uint16_t>(variants * bytes / 2 + 1, FillKind::kBf16, 2);
   const DeviceArray<uint16_t> out(static_cast<size_t>(tokens * n));
   const double us = GraphMicroseconds(8, [&](int i, cudaStream_t stream) {
+    const auto* const values =
+        reinterpret_cast<const uint8_t*>(weights->data()) + i % variants * (bytes / 16 * 16);
     LaunchGemm({.x = x->data(),
                 .x_stride = k,
                 .rows = tokens,
-                .weight = {weights->data() + i % variants * n * k},
+                .weight = {{.values = values, .scales = values + n * k / 2}},
+                .format = format,
                 .n = n,
                 .k = k,
+                .round_fp8 = IsQuantised(format),
                 .out = out.data(),
                 .out_stride = n},
                stream);
   });
-  report.Add("linear",
-             std::to_string(tokens) + " tok, " + std::to_string(n) + " x " + std::to_string(k), us,
-             {.bytes = 2.0 * static_cast<double>(n * k + tokens * (n + k)),
+  report.Add("linear", Shape(tokens, n, k, format), us,
+             {.bytes = static_cast<double>(bytes + 2 * tokens * (n + k)),
               .flops = 2.0 * static_cast<double>(tokens * n * k)});
 }
 
@@ -91,7 +102,8 @@ constexpr int64_t kExperts = 256;
 constexpr int64_t kChosen = 6;
 constexpr int64_t kWidth = 2048;
 
-void BenchMoe(int64_t tokens, const DeviceArray<uint16_t>& weights, Report& report) {
+void BenchMoe(int64_t tokens, WeightFormat routed_format, WeightFormat shared_format,
+              const DeviceArray<uint16_t>& weights, Report& report) {
   const auto x = Filled<uint16_t>(tokens * kHidden, FillKind::kBf16, 1);
   const auto gate = Filled<uint16_t>(kExperts * kHidden, FillKind::kBf16, 2);
   const auto bias = Filled<float>(kExperts, FillKind::kF32, 3);
@@ -126,10 +138,12 @@ void BenchMoe(int64_t tokens, const DeviceArray<uint16_t>& weights, Report& repo
   int64_t at = 0;
   for (ExpertWeights& expert : routed) {
     for (PackedWeight* matrix : {&expert.w1, &expert.w3, &expert.w2}) {
+      matrix->format = &expert == &routed.back() ? shared_format : routed_format;
       matrix->n = matrix == &expert.w2 ? kHidden : kWidth;
       matrix->k = matrix == &expert.w2 ? kWidth : kHidden;
-      matrix->data = TensorView(weights.data() + at, DType::kBf16, {matrix->n, matrix->k});
-      at += kWidth * kHidden;
+      const int64_t bytes = PackedScalesOffset(*matrix) + PackedScaleBytes(*matrix);
+      matrix->data = TensorView(weights.data() + at, DType::kU8, {bytes});
+      at += bytes / 2;
     }
   }
   const double us = GraphMicroseconds(4, [&](int, cudaStream_t stream) {
@@ -139,6 +153,7 @@ void BenchMoe(int64_t tokens, const DeviceArray<uint16_t>& weights, Report& repo
                       .routed = std::span(routed).first(kExperts),
                       .shared = &routed.back(),
                       .limit = 10,
+                      .round_fp8 = IsQuantised(routed_format),
                       .scratch = View(scratch, DType::kU8, {scratch_bytes}),
                       .out = View(out, DType::kBf16, {tokens, kHidden})},
                      stream);
@@ -147,9 +162,11 @@ void BenchMoe(int64_t tokens, const DeviceArray<uint16_t>& weights, Report& repo
   for (const int32_t expert : experts.Read()) touched[static_cast<size_t>(expert)] = true;
   const double used = 1 + static_cast<double>(std::count(touched.begin(), touched.end(), true));
   report.Add("moe experts",
-             std::to_string(tokens) + " tok, " + std::to_string(static_cast<int>(used)) + " used",
+             std::to_string(tokens) + " tok, " + std::to_string(static_cast<int>(used)) + " used " +
+                 std::string(Name(routed_format)),
              us,
-             {.bytes = used * 3 * 2 * kWidth * kHidden,
+             {.bytes = used * 3 *
+                       static_cast<double>(StoredWeightBytes(routed_format, kWidth, kHidden)),
               .flops = static_cast<double>(tokens * (kChosen + 1)) * 6 * kWidth * kHidden});
 }
 
@@ -192,19 +209,26 @@ int Main(int argc, char** argv) {
   CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
   Report report(MeasureCeilings());
   for (int64_t tokens : {1, 8, 32, 4096}) BenchBoundary(tokens, report);
-  for (int64_t tokens : {1, 16, 64}) {
-    BenchLinear(tokens, 4096, 4096, report);
-    BenchLinear(tokens, 1024, 4096, report);
-    BenchLinear(tokens, 32768, 1024, report);
+  constexpr WeightFormat kFormats[] = {WeightFormat::kBf16, WeightFormat::kFp8,
+                                       WeightFormat::kFp4};
+  for (const WeightFormat format : kFormats) {
+    for (int64_t tokens : {1, 16, 64}) {
+      BenchLinear(tokens, 4096, 4096, format, report);
+      BenchLinear(tokens, 1024, 4096, format, report);
+      BenchLinear(tokens, 32768, 1024, format, report);
+    }
+    BenchLinear(512, 4096, 4096, format, report);
+    BenchLinear(4096, 4096, 4096, format, report);
+    BenchLinear(4096, 32768, 1024, format, report);
   }
-  BenchLinear(1, 129280, 4096, report);
-  BenchLinear(512, 4096, 4096, report);
-  BenchLinear(4096, 4096, 4096, report);
-  BenchLinear(4096, 32768, 1024, report);
+  BenchLinear(1, 129280, 4096, WeightFormat::kBf16, report);
   for (int64_t tokens : {1, 4096}) BenchRows(tokens, report);
   const auto experts =
       Filled<uint16_t>((kExperts + 1) * 3 * kWidth * kHidden, FillKind::kBf16, 9);
-  for (int64_t tokens : {1, 32, 2048}) BenchMoe(tokens, *experts, report);
+  for (int64_t tokens : {1, 32, 2048}) {
+    BenchMoe(tokens, WeightFormat::kBf16, WeightFormat::kBf16, *experts, report);
+    BenchMoe(tokens, WeightFormat::kFp4, WeightFormat::kFp8, *experts, report);
+  }
   CUDA_CHECK(cudaDeviceSynchronize());
   if (argc > 1) report.WriteJson(argv[1], card.name);
   return 0;

@@ -8,8 +8,8 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/op_launchers.h"
+#include "kernels/cuda/packed_matrix.h"
 #include "kernels/cuda/tiles.h"
-#include "kernels/numeric/weight_codec.h"
 #include "kernels/op_checks.h"
 
 namespace lodestone {
@@ -98,7 +98,7 @@ class CudaOps final : public Ops {
   std::string_view name() const override { return "cuda"; }
 
   int64_t PackedBytes(const MatrixSpec& spec) const override {
-    return spec.groups * spec.n * spec.k * (spec.format == WeightFormat::kF32 ? 4 : 2);
+    return cuda::PackedScalesOffset(spec) + cuda::PackedScaleBytes(spec);
   }
   PackedWeight PackWeight(const MatrixSource& source, const TensorView& packed) const override;
 
@@ -194,27 +194,17 @@ class CudaOps final : public Ops {
   }
 };
 
-// Row-major, as a checkpoint has it; quantised matrices as bf16, which is exact: three bits of
-// mantissa, scales that are powers of two.
 PackedWeight CudaOps::PackWeight(const MatrixSource& source, const TensorView& packed) const {
   CheckMatrixSource(source, packed, PackedBytes(source.spec));
-  const int64_t k = source.spec.k;
-  const int64_t rows = source.spec.groups * source.spec.n;
-  std::byte* out = packed.as<std::byte>();
-  if (!IsQuantised(source.spec.format)) {
-    const int64_t element = BytesPerElement(source.values.dtype);
-    for (int64_t i = 0; i < rows; ++i, out += k * element) {
-      std::memcpy(out, source.values.as<std::byte>() + i * source.values.strides[0] * element,
-                  static_cast<size_t>(k * element));
+  const auto copy_rows = [](const TensorView& from, std::byte* to) {
+    const int64_t bytes = from.shape[1] * BytesPerElement(from.dtype);
+    for (int64_t row = 0; row < from.shape[0]; ++row, to += bytes) {
+      std::memcpy(to, from.Rows(row, 1).data, static_cast<size_t>(bytes));
     }
-    return {source.spec, packed};
-  }
-  std::vector<float> row(static_cast<size_t>(k));
-  for (int64_t i = 0; i < rows; ++i, out += 2 * k) {
-    WidenWeightRow(source, i, row.data());
-    for (int64_t j = 0; j < k; ++j) {
-      reinterpret_cast<uint16_t*>(out)[j] = FloatToBf16(row[static_cast<size_t>(j)]);
-    }
+  };
+  copy_rows(source.values, packed.as<std::byte>());
+  if (IsQuantised(source.spec.format)) {
+    copy_rows(source.scales, packed.as<std::byte>() + cuda::PackedScalesOffset(source.spec));
   }
   return {source.spec, packed};
 }

@@ -4,14 +4,23 @@
 
 #include <cstdint>
 
-// Products with bf16 weights, out = x weight^T, sums in fp32 (kernels/cuda/gemm.cu). FP8 and FP4
-// weights are widened to bf16 when they are packed, which is exact; so is Q8(x) in bf16.
+#include "runtime/weight_format.h"
+
+// Products out = x weight^T, sums in fp32 (kernels/cuda/gemm.cu). FP8 and FP4 weights stay in memory
+// as the checkpoint has them and are widened to bf16 on their way to the tensor cores, which is
+// exact (three bits of mantissa, scales that are powers of two); so is Q8(x) in bf16.
 //
 // The value of an output depends on its row of x and its row of the weight only, to the bit: inputs
 // are cut into kSumSlices slices whose length follows from k alone, each is summed in one fixed
 // order, and the slices are added in order. So neither the batch nor the tile matters, and a decode
-// step gives what a prefill gives.
+// step gives what a prefill gives; and a matrix gives the same in every form that holds its values.
 namespace lodestone::cuda {
+
+// A matrix [n, k] in device memory, row-major.
+struct GemmWeight {
+  const uint8_t* values = nullptr;  // bf16, e4m3 codes, or e2m1 pairs
+  const uint8_t* scales = nullptr;  // E8M0 codes [ScaleRows, ScaleColumns]; null for bf16
+};
 
 // Rows [first, first + count) of the order by expert; `expert` is num_experts for the shared one.
 struct ExpertTile {
@@ -26,18 +35,19 @@ struct GemmArgs {
   int64_t rows = 0;             // of the output
   // `parts` products of n outputs each, side by side in `out`: groups of a grouped product, which
   // have k inputs each, or matrices over the same inputs.
-  const uint16_t* weight[2] = {};  // [n, k] of each part; grouped: [parts * n, k] in weight[0]
+  GemmWeight weight[2] = {};  // [n, k] of each part; grouped: [parts * n, k] in weight[0]
+  WeightFormat format = WeightFormat::kBf16;  // not kF32
   int parts = 1;
   bool grouped = false;
   int64_t n = 0;
-  int64_t k = 0;  // a multiple of 8
+  int64_t k = 0;  // a multiple of 8; of 32 under kFp4
   bool round_fp8 = false;  // x passes through Q8 in groups of 128 inputs first; not with `grouped`
   void* out = nullptr;
   int64_t out_stride = 0;  // elements
   bool out_f32 = false;    // else bf16
 
   // Experts: tile i of the output's rows is tiles[i], i < *num_tiles <= max_tiles, none longer than
-  // tile_rows (16, 32, 64 or 128); expert e's matrices lie e * expert_stride elements behind weight[];
+  // tile_rows (16, 32, 64 or 128); expert e's matrices lie e * expert_stride bytes behind weight[];
   // row r of the output is made of row x_rows[r] of x.
   const ExpertTile* tiles = nullptr;
   const int32_t* num_tiles = nullptr;
@@ -45,8 +55,8 @@ struct GemmArgs {
   int tile_rows = 0;
   int64_t expert_stride = 0;
   int num_experts = 0;
-  const uint16_t* shared_weight[2] = {};
-  const int32_t* x_rows = nullptr;  // null: row r itself
+  GemmWeight shared_weight[2] = {};  // where tiles name the shared expert; of the same format
+  const int32_t* x_rows = nullptr;   // null: row r itself
 };
 void LaunchGemm(const GemmArgs& args, cudaStream_t stream);
 

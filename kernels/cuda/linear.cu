@@ -3,6 +3,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/op_launchers.h"
+#include "kernels/cuda/packed_matrix.h"
 
 namespace lodestone::cuda {
 
@@ -12,7 +13,8 @@ void LaunchLinear(const LinearParams& p, cudaStream_t stream) {
   LaunchGemm({.x = p.x.as<uint16_t>(),
               .x_stride = p.x.strides[0],
               .rows = p.x.shape[0],
-              .weight = {p.weight.data.as<uint16_t>()},
+              .weight = {GemmWeightOf(p.weight)},
+              .format = p.weight.format,
               .parts = static_cast<int>(p.weight.groups),
               .grouped = p.weight.groups > 1,
               .n = p.weight.n,

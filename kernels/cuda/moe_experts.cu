@@ -1,10 +1,12 @@
 // Experts (MoeExpertsParams): pairs of token and expert are sorted by expert into slots, the shared
 // expert being the last with every token; both gate products of all experts are one launch of
 // gemm.h over the tiles of slots, then the activation, then w2, then every token adds its slots in
-// ascending order of experts. kBlockTokens tokens at a time, so that scratch does not grow with the
+// ascending order of experts. Where the shared expert is stored in another format than the routed
+// ones, its products are launches of their own. kBlockTokens tokens at a time, so that scratch does not grow with the
 // batch. Bound by the bytes of the chosen experts' weights for few tokens, else by the tensor cores.
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
@@ -12,6 +14,7 @@
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/op_launchers.h"
+#include "kernels/cuda/packed_matrix.h"
 
 namespace lodestone::cuda {
 namespace {
@@ -63,13 +66,16 @@ Scratch Carve(const Sizes& sizes, uint8_t* base) {
   return scratch;
 }
 
+// Where the shared expert's slots, the last ones, are: among the tiles, in no tile, or nowhere.
+enum class SharedSlots : uint8_t { kInTiles, kApart, kNone };
+
 struct SortArgs {
   const int32_t* experts;  // [tokens, chosen]
   const float* weights;
   int64_t experts_stride, weights_stride;
   Scratch scratch;
   int tokens, chosen, num_experts, tile_rows;
-  bool has_shared;
+  SharedSlots shared;
 };
 
 struct SortShared {
@@ -126,7 +132,7 @@ __device__ void PlaceTokens(const SortArgs& args, SortShared& shared) {
     place(token, i, atomicAdd(&shared.next[expert], 1),
           args.weights[token * args.weights_stride + i]);
   }
-  if (!args.has_shared) return;
+  if (args.shared == SharedSlots::kNone) return;
   for (int token = static_cast<int>(threadIdx.x); token < args.tokens; token += kSortThreads) {
     place(token, args.chosen, shared.first_slot[args.num_experts] + token, 1.0f);
   }
@@ -138,7 +144,8 @@ __global__ void SortByExpertKernel(const __grid_constant__ SortArgs args) {
   __shared__ SortShared shared;
   WaitForPreviousKernel();
   for (int e = static_cast<int>(threadIdx.x); e <= args.num_experts; e += kSortThreads) {
-    shared.next[e] = e == args.num_experts && args.has_shared ? args.tokens : 0;
+    shared.next[e] =
+        e == args.num_experts && args.shared == SharedSlots::kInTiles ? args.tokens : 0;
   }
   __syncthreads();
   for (int pair = static_cast<int>(threadIdx.x); pair < args.tokens * args.chosen;
@@ -212,11 +219,11 @@ void LaunchElements(Kernel kernel, const Args& args, cudaStream_t stream) {
                    stream, args);
 }
 
-// Elements between one expert's matrices and the next one's. REQUIRES: they are evenly spaced, as
-// the loader packs them.
+// Bytes between one expert's matrices and the next one's. REQUIRES: they are evenly spaced, as the
+// loader packs them.
 int64_t ExpertStride(const MoeExpertsParams& p) {
   if (p.routed.size() < 2) return 0;
-  const auto address = [](const PackedWeight& weight) { return weight.data.as<uint16_t>(); };
+  const auto address = [](const PackedWeight& weight) { return weight.data.as<uint8_t>(); };
   const int64_t stride = address(p.routed[1].w1) - address(p.routed[0].w1);
   for (size_t e = 1; e < p.routed.size(); ++e) {
     const int64_t offset = stride * static_cast<int64_t>(e);
@@ -234,76 +241,111 @@ int TileRows(const Sizes& sizes) {
   return mean <= 16 ? 16 : mean <= 32 ? 32 : mean <= 64 ? 64 : 128;
 }
 
-// Tokens [first, first + sizes.tokens).
-void LaunchBlock(const MoeExpertsParams& p, int64_t first, const Sizes& sizes,
-                 int64_t expert_stride, cudaStream_t stream) {
-  const Scratch scratch = Carve(sizes, p.scratch.as<uint8_t>());
-  const int tile_rows = TileRows(sizes);
-  const bool has_shared = p.shared != nullptr;
-  const int count = static_cast<int>(sizes.chosen) + (has_shared ? 1 : 0);
-  const int64_t slots = sizes.tokens * count;
-  LaunchOverlapped(SortByExpertKernel, {.blocks = 1, .threads = kSortThreads}, stream,
-                   SortArgs{.experts = p.experts.row<int32_t>(first),
-                            .weights = p.weights.row<float>(first),
-                            .experts_stride = p.experts.strides[0],
-                            .weights_stride = p.weights.strides[0],
-                            .scratch = scratch,
-                            .tokens = static_cast<int>(sizes.tokens),
-                            .chosen = static_cast<int>(sizes.chosen),
-                            .num_experts = static_cast<int>(sizes.experts),
-                            .tile_rows = tile_rows,
-                            .has_shared = has_shared});
-  const auto address = [](const PackedWeight& weight) { return weight.data.as<uint16_t>(); };
-  const ExpertWeights& routed = p.routed[0];
-  const ExpertWeights& shared = has_shared ? *p.shared : routed;
-  GemmArgs product = {.x = p.x.row<uint16_t>(first),
-                      .x_stride = p.x.strides[0],
-                      .rows = slots,
-                      .weight = {address(routed.w1), address(routed.w3)},
-                      .parts = 2,
-                      .n = sizes.width,
-                      .k = sizes.hidden,
-                      .round_fp8 = p.round_fp8 && IsQuantised(routed.w1.format),
-                      .out = scratch.gate_up,
-                      .out_stride = 2 * sizes.width,
-                      .tiles = scratch.tiles,
-                      .num_tiles = scratch.num_tiles,
-                      .max_tiles = sizes.max_tiles(tile_rows),
-                      .tile_rows = tile_rows,
-                      .expert_stride = expert_stride,
-                      .num_experts = static_cast<int>(sizes.experts),
-                      .shared_weight = {address(shared.w1), address(shared.w3)},
-                      .x_rows = scratch.slot_token};
-  LaunchGemm(product, stream);
+// The block's tokens and what is launched for them.
+struct Block {
+  const MoeExpertsParams& p;
+  const int64_t first;  // token
+  const Sizes sizes;
+  const Scratch scratch;
+  const int64_t expert_stride;
+  const int tile_rows;
+  const SharedSlots shared;
+  const cudaStream_t stream;
+
+  int count() const {
+    return static_cast<int>(sizes.chosen) + (shared == SharedSlots::kNone ? 0 : 1);
+  }
+  int64_t slots() const { return sizes.tokens * count(); }
+  int64_t routed_slots() const { return sizes.tokens * sizes.chosen; }
+};
+
+void LaunchSort(const Block& block) {
+  LaunchOverlapped(SortByExpertKernel, {.blocks = 1, .threads = kSortThreads}, block.stream,
+                   SortArgs{.experts = block.p.experts.row<int32_t>(block.first),
+                            .weights = block.p.weights.row<float>(block.first),
+                            .experts_stride = block.p.experts.strides[0],
+                            .weights_stride = block.p.weights.strides[0],
+                            .scratch = block.scratch,
+                            .tokens = static_cast<int>(block.sizes.tokens),
+                            .chosen = static_cast<int>(block.sizes.chosen),
+                            .num_experts = static_cast<int>(block.sizes.experts),
+                            .tile_rows = block.tile_rows,
+                            .shared = block.shared});
+}
+
+using ExpertMatrix = PackedWeight ExpertWeights::*;
+
+// One product of every slot with the matrices `of` its expert; `product` has inputs and output. The
+// inputs of slots are the slots' own rows, or with `of_tokens` those of their tokens.
+void LaunchProducts(const Block& block, GemmArgs product,
+                    std::initializer_list<ExpertMatrix> of, bool of_tokens) {
+  const ExpertWeights& routed = block.p.routed[0];
+  const bool is_apart = block.shared == SharedSlots::kApart;
+  const ExpertWeights& shared = block.shared == SharedSlots::kInTiles ? *block.p.shared : routed;
+  const MatrixSpec& spec = routed.**of.begin();
+  const bool round = block.p.round_fp8;
+  product.parts = static_cast<int>(of.size());
+  product.n = spec.n;
+  product.k = spec.k;
+  product.out_stride = product.parts * product.n;
+  GemmArgs apart = product;
+  int part = 0;
+  for (const ExpertMatrix matrix : of) {
+    product.weight[part] = GemmWeightOf(routed.*matrix);
+    product.shared_weight[part] = GemmWeightOf(shared.*matrix);
+    if (is_apart) apart.weight[part] = GemmWeightOf(block.p.shared->*matrix);
+    ++part;
+  }
+  product.rows = block.slots();
+  product.format = spec.format;
+  product.round_fp8 = round && IsQuantised(spec.format);
+  product.tiles = block.scratch.tiles;
+  product.num_tiles = block.scratch.num_tiles;
+  product.max_tiles = block.sizes.max_tiles(block.tile_rows);
+  product.tile_rows = block.tile_rows;
+  product.expert_stride = block.expert_stride;
+  product.num_experts = static_cast<int>(block.sizes.experts);
+  product.x_rows = of_tokens ? block.scratch.slot_token : nullptr;
+  LaunchGemm(product, block.stream);
+  if (!is_apart) return;
+  apart.rows = block.sizes.tokens;
+  apart.format = (block.p.shared->**of.begin()).format;
+  apart.round_fp8 = round && IsQuantised(apart.format);
+  if (!of_tokens) apart.x += block.routed_slots() * apart.x_stride;
+  apart.out = static_cast<uint16_t*>(apart.out) + block.routed_slots() * apart.out_stride;
+  LaunchGemm(apart, block.stream);
+}
+
+void LaunchBlock(const Block& block) {
+  const Scratch& scratch = block.scratch;
+  const Sizes& sizes = block.sizes;
+  LaunchSort(block);
+  LaunchProducts(block,
+                 {.x = block.p.x.row<uint16_t>(block.first),
+                  .x_stride = block.p.x.strides[0],
+                  .out = scratch.gate_up},
+                 {&ExpertWeights::w1, &ExpertWeights::w3}, true);
   LaunchElements(ActivateKernel,
                  ActivateArgs{.gate_up = scratch.gate_up,
                               .slot_weight = scratch.slot_weight,
                               .inner = scratch.inner,
-                              .num_elements = slots * sizes.width,
+                              .num_elements = block.slots() * sizes.width,
                               .width = static_cast<int>(sizes.width),
-                              .limit = p.limit},
-                 stream);
-  product.x = scratch.inner;
-  product.x_stride = sizes.width;
-  product.weight[0] = address(routed.w2);
-  product.shared_weight[0] = address(shared.w2);
-  product.parts = 1;
-  product.n = sizes.hidden;
-  product.k = sizes.width;
-  product.out = scratch.gate_up;
-  product.out_stride = sizes.hidden;
-  product.x_rows = nullptr;
-  LaunchGemm(product, stream);
+                              .limit = block.p.limit},
+                 block.stream);
+  LaunchProducts(block,
+                 {.x = scratch.inner, .x_stride = sizes.width, .out = scratch.gate_up},
+                 {&ExpertWeights::w2}, false);
   LaunchElements(CombineKernel,
                  CombineArgs{.results = scratch.gate_up,
                              .token_slots = scratch.token_slots,
-                             .out = p.out.row<uint16_t>(first),
-                             .out_stride = p.out.strides[0],
+                             .out = block.p.out.row<uint16_t>(block.first),
+                             .out_stride = block.p.out.strides[0],
                              .num_elements = sizes.tokens * sizes.hidden,
                              .hidden = static_cast<int>(sizes.hidden),
                              .chosen = static_cast<int>(sizes.chosen),
-                             .count = count},
-                 stream);
+                             .count = block.count()},
+                 block.stream);
 }
 
 }  // namespace
@@ -327,9 +369,20 @@ void LaunchMoeExperts(const MoeExpertsParams& p, cudaStream_t stream) {
   RequireArgument(sizes.experts <= kMaxExperts, "LaunchMoeExperts", "more than 1,024 experts",
                   sizes.experts);
   const int64_t expert_stride = ExpertStride(p);
+  const SharedSlots shared = p.shared == nullptr ? SharedSlots::kNone
+                             : p.shared->w1.format == p.routed[0].w1.format
+                                 ? SharedSlots::kInTiles
+                                 : SharedSlots::kApart;
   for (int64_t first = 0; first < p.x.shape[0]; first += kBlockTokens) {
     sizes.tokens = std::min(kBlockTokens, p.x.shape[0] - first);
-    LaunchBlock(p, first, sizes, expert_stride, stream);
+    LaunchBlock({.p = p,
+                 .first = first,
+                 .sizes = sizes,
+                 .scratch = Carve(sizes, p.scratch.as<uint8_t>()),
+                 .expert_stride = expert_stride,
+                 .tile_rows = TileRows(sizes),
+                 .shared = shared,
+                 .stream = stream});
   }
 }
 

@@ -129,8 +129,13 @@ __device__ void MultiplyGate(const MoeRouteArgs& args, int64_t first_token, Rout
           const int64_t token = first_token + row;
           return token < args.num_tokens ? args.x + token * args.x_stride : nullptr;
         },
-        args.gate + static_cast<int64_t>(first) * args.hidden, end - first, args.hidden, nullptr,
-        shared.tile);
+        WeightRows<WeightFormat::kBf16>{
+            .values = reinterpret_cast<const uint8_t*>(args.gate +
+                                                       static_cast<int64_t>(first) * args.hidden),
+            .scales = nullptr,
+            .first = first,
+            .k = args.hidden},
+        end - first, nullptr, shared.tile);
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * Tile::kColumns;
          i += Tile::kThreads) {

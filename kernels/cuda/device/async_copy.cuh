@@ -114,6 +114,18 @@ __device__ inline void CopyAsync16(uint32_t shared_address, const void* global, 
                : "memory");
 }
 
+// The same of 4, 8 or 16 bytes.
+template <int kBytes>
+__device__ inline void CopyAsync(uint32_t shared_address, const void* global, uint32_t bytes) {
+  if constexpr (kBytes == 16) {
+    CopyAsync16(shared_address, global, bytes);
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(shared_address),
+                 "l"(global), "n"(kBytes), "r"(bytes)
+                 : "memory");
+  }
+}
+
 // cp.async.mbarrier.arrive.noinc (9.7.13.15.14): this thread arrives when its copies so far are
 // complete.
 __device__ inline void CopyAsyncArrive(uint64_t* barrier) {

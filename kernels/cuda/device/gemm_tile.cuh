@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/row_ops.cuh"
+#include "kernels/cuda/device/weight_words.cuh"
 #include "kernels/cuda/gemm.h"
 
 // The narrow product tile: up to 16 * kRowTiles rows of x by 8 * kColumnTiles outputs by one block of
@@ -73,11 +74,12 @@ __device__ inline uint4 RoundWords(const uint4& words, uint32_t scale) {
 }
 
 // tile.sums[slice] of this warp's slice. `row_of(i)` is the address of row i of x or null beyond the
-// last; `weight` is [columns, k], `columns` of it exist; `scales` of FindScales if kRound.
-template <bool kRound, int kRowTiles, int kColumnTiles, typename RowOf>
-__device__ void SumSlice(const RowOf& row_of, const uint16_t* weight, int columns, int k,
+// last; `columns` rows of the weight exist; `scales` of FindScales if kRound.
+template <bool kRound, WeightFormat kFormat, int kRowTiles, int kColumnTiles, typename RowOf>
+__device__ void SumSlice(const RowOf& row_of, const WeightRows<kFormat>& weight, int columns,
                          const uint8_t* scales, NarrowTile<kRowTiles, kColumnTiles>& tile) {
   using Tile = NarrowTile<kRowTiles, kColumnTiles>;
+  const int k = weight.k;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int slice = static_cast<int>(threadIdx.x) / 32;
   const int slice_inputs = SliceInputs(k);
@@ -90,20 +92,27 @@ __device__ void SumSlice(const RowOf& row_of, const uint16_t* weight, int column
   }
   float acc[kRowTiles][kColumnTiles][4] = {};
   for (int first = slice * slice_inputs; first < end; first += 32 * Tile::kSteps) {
-    uint4 b[Tile::kSteps][kColumnTiles];
+    WeightWordsOf<kFormat> words[Tile::kSteps][kColumnTiles];
+    uint32_t weight_scale[Tile::kSteps][kColumnTiles];
 #pragma unroll
     for (int step = 0; step < Tile::kSteps; ++step) {
       const int at = first + 32 * step + 8 * (lane % 4);
 #pragma unroll
       for (int j = 0; j < kColumnTiles; ++j) {
         const int column = 8 * j + lane / 4;
-        b[step][j] = LoadWords(weight + static_cast<int64_t>(column) * k, at,
-                               at < end && column < columns);
+        const bool valid = at < end && column < columns;
+        words[step][j] = weight.Load(column, at, valid);
+        weight_scale[step][j] = weight.Scale(column, at, valid);
       }
     }
 #pragma unroll
     for (int step = 0; step < Tile::kSteps; ++step) {
       const int at = first + 32 * step + 8 * (lane % 4);
+      uint4 b[kColumnTiles];
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+        b[j] = WidenWords<kFormat>(words[step][j], weight_scale[step][j]);
+      }
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i) {
         uint4 a = LoadWords(x[i][0], at, at < end && x[i][0] != nullptr);
@@ -115,7 +124,7 @@ __device__ void SumSlice(const RowOf& row_of, const uint16_t* weight, int column
           a8 = RoundWords(a8, scale[8 * NumRoundedGroups(k)]);
         }
 #pragma unroll
-        for (int j = 0; j < kColumnTiles; ++j) MultiplyTile32(acc[i][j], a, a8, b[step][j]);
+        for (int j = 0; j < kColumnTiles; ++j) MultiplyTile32(acc[i][j], a, a8, b[j]);
       }
     }
   }

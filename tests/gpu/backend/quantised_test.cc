@@ -5,7 +5,7 @@
 
 #include "tests/kernels/cpu_test_support.h"
 
-// Products with FP8 and FP4 weights, which the CUDA backend widens to bf16 when it packs them.
+// Products with FP8 and FP4 weights, which CUDA kernels widen to bf16 where they use them.
 namespace lodestone {
 namespace {
 
