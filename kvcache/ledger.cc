@@ -3,7 +3,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/logging.h"
 #include "base/out_of_memory.h"
-#include "base/status_macros.h"
 
 namespace lodestone {
 namespace {
@@ -48,10 +47,11 @@ absl::Status Ledger::Reserve(LeaseId lease, Reservation reservation) {
   if (accounts_.contains(lease)) {
     return absl::AlreadyExistsError(absl::StrCat("lease ", lease.value(), " exists"));
   }
-  RETURN_IF_ERROR(CatchOutOfMemory("for a lease", [&] {
+  try {
     accounts_.try_emplace(lease, Account{.reserved = reservation});
-    return absl::OkStatus();
-  }));
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("for a lease");
+  }
   reserved_ = reserved_ + reservation;
   ++num_live_;
   return absl::OkStatus();

@@ -11,9 +11,9 @@ namespace lodestone {
 namespace {
 
 // Small, so that short inputs reach them.
-const HttpLimits kLimits = {.max_header_bytes = 1024,
+const HttpLimits kLimits = {.max_target_bytes = 256,
+                            .max_header_bytes = 1024,
                             .max_headers = 16,
-                            .max_target_bytes = 256,
                             .max_body_bytes = 512,
                             .max_chunks = 16,
                             .max_chunk_extension_bytes = 32};
