@@ -147,6 +147,7 @@ void PrefillLink::HandleSlotEvent(const SlotEvent& event, std::vector<Event>& ev
       events.push_back({.kind = Event::Kind::kUp});
       return;
     case SlotEvent::Kind::kFailed:
+      transport_failed_ = true;
       return Kill(event.status);
     case SlotEvent::Kind::kDone: {
       last_write_ = clock_->Now();
@@ -230,6 +231,8 @@ void PrefillLink::NameLeases(std::vector<LeaseId> leases) {
 
 void PrefillLink::Kill(const absl::Status& why) {
   if (state_ == State::kDead) return;
+  // Whichever end gave up while the transport came up: decode's shows as the end of the stream.
+  if (state_ == State::kConnecting) transport_failed_ = true;
   state_ = State::kDead;
   status_ = why;
   control_.reset();

@@ -68,6 +68,8 @@ class PrefillLink {
   int64_t slot_bytes() const { return accept_.slot_bytes; }  // REQUIRES: up()
   // Which of the dialers decode chose; nullopt if it has not answered yet.
   std::optional<size_t> transport() const { return transport_; }
+  // Dead, and the transport may be why: it failed, or did not come up.
+  bool transport_failed() const { return transport_failed_; }
   int max_outstanding() const { return accept_.slots; }
   int num_outstanding() const { return static_cast<int>(offers_.size()); }
 
@@ -117,6 +119,7 @@ class PrefillLink {
   TimePoint last_write_{};  // when bytes last moved
   std::unique_ptr<PrefillControl> control_;
   std::optional<size_t> transport_;
+  bool transport_failed_ = false;
   std::unique_ptr<SlotWriter> writer_;
   LinkAccept accept_;
   uint64_t last_seq_ = 0;

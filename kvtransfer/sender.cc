@@ -204,14 +204,16 @@ void SlotSender::BuryLink(const InstanceId& decode, Peer& peer) {
   } else {
     LOG(WARNING) << Field("decode_instance", decode) << "link is down: " << why.ToString();
   }
-  AvoidTransportOf(peer, was_idle);
-  if (was_idle || (up_since != TimePoint{} && now - up_since >= kSettled)) {
+  const bool other_transport = !was_idle && AvoidTransportOf(peer);
+  if (was_idle || other_transport || (up_since != TimePoint{} && now - up_since >= kSettled)) {
     peer.backoff.Succeeded();
   } else {
     peer.backoff.Failed(now, why);
   }
   metrics_.SetLinkDown(peer.link->pair());
   closing_.push_back(std::move(peer.link));
+  // Decode knows of no lease before a link is up, so they can wait for the next one.
+  if (other_transport && up_since == TimePoint{}) return;
   std::vector<LeaseId> lost;
   for (const auto& [lease, outgoing] : leases_) {
     if (outgoing.decode == decode) lost.push_back(lease);
@@ -242,15 +244,14 @@ void SlotSender::ReapClosedLinks() {
   });
 }
 
-// A link that failed while it came up, or soon after, may do better over another transport.
-void SlotSender::AvoidTransportOf(Peer& peer, bool was_idle) {
-  const std::optional<size_t> transport = peer.link->transport();
+// Whether the transport of the dead link is why, and there is another that has not failed lately.
+bool SlotSender::AvoidTransportOf(Peer& peer) {
+  if (!peer.link->transport_failed()) return false;
   const TimePoint now = options_.clock->Now();
-  const TimePoint up_since = peer.link->up_since();
-  const bool settled = up_since != TimePoint{} && now - up_since >= kSettled;
-  if (was_idle || settled || !transport || options_.data.size() < 2) return;
   peer.avoid_until.resize(options_.data.size());
-  peer.avoid_until[*transport] = now + kAvoidTransport;
+  peer.avoid_until[*peer.link->transport()] = now + kAvoidTransport;
+  return std::any_of(peer.avoid_until.begin(), peer.avoid_until.end(),
+                     [now](TimePoint until) { return now >= until; });
 }
 
 void SlotSender::ForgetOldPeers() {

@@ -105,7 +105,7 @@ class SlotSender final : public Sender {
   PrefillLink* LinkOf(const Packing& packing);
   int NumPacking(const InstanceId& decode, uint64_t epoch) const;
   std::vector<TransportOffer> Offerable(const Peer& peer) const;
-  void AvoidTransportOf(Peer& peer, bool was_idle);
+  bool AvoidTransportOf(Peer& peer);
   void HandOff(LeaseId lease, Outgoing& outgoing, PrefillLink& link);
 
   void End(LeaseId lease, absl::Status status);

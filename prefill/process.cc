@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<PrefillProcess>> PrefillProcess::Start(const Pref
                                .metrics = &host.metrics(),
                                .num_slots = static_cast<int>(config.worker.staging_slots),
                                .slot_bytes = config.worker.staging_slot.bytes,
-                               .times = {}}));
+                               .times = {.idle = config.link_idle}}));
   PrefillLimits limits{.chunk_tokens = chunk_tokens};
   limits.max_running = std::min(limits.max_running, engine.plan().num_slots);
   limits.logit_rows = engine.options().max_sequences;

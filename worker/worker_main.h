@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 
@@ -42,7 +43,10 @@ int WorkerMain(const std::string& role, const std::string& description, int argc
   std::printf("%s\n", (*process)->ListeningLine().c_str());
   std::fflush(stdout);
   const absl::Status status = (*process)->Run([&shutdown] { return shutdown.Requested(); });
-  return status.ok() ? 0 : fail(status);
+  if (status.ok()) return 0;
+  fail(status);
+  // Everybody has been told. Giving memory back would wait for a device that may never end its work.
+  std::_Exit(1);
 }
 
 }  // namespace lodestone

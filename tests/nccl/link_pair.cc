@@ -23,7 +23,8 @@ constexpr char kDevice[] = "NCCL_TEST_DEVICE";
 constexpr char kSlotBytes[] = "NCCL_TEST_SLOT_BYTES";
 constexpr char kKey[] = "NCCL_TEST_KEY";
 constexpr char kKeyPipe[] = "NCCL_TEST_KEY_PIPE";
-constexpr size_t kDepth = 2;
+constexpr char kCtas[] = "NCCL_TEST_CTAS";
+constexpr size_t kDepth = 8;
 
 void MustBeOk(cudaError_t error) {
   if (error == cudaSuccess) return;
@@ -66,7 +67,7 @@ bool Connected(SlotStream& stream) {
 int SendForever() {
   const int device = static_cast<int>(Number(kDevice));
   const std::string key = absl::HexStringToBytes(getenv(kKey));
-  auto endpoint = MakeEndpoint(Side::kPrefill, device);
+  auto endpoint = MakeEndpoint(Side::kPrefill, device, static_cast<int>(Number(kCtas)));
   auto writer = Dialer(endpoint.get()).Connect("", 0, key);
   if (!Connected(*writer)) return 1;
   DeviceBytes slot(device, Number(kSlotBytes));
@@ -208,9 +209,10 @@ void Disconnect(LinkPair pair) {
                       milliseconds(5'000)));
 }
 
-SenderProcess::SenderProcess(int device, const std::string& session_key, size_t slot_bytes)
+SenderProcess::SenderProcess(int device, const std::string& session_key, size_t slot_bytes,
+                             int ctas)
     : pid_(StartChild({absl::StrCat(kRole, "=sender"), absl::StrCat(kDevice, "=", device),
-                       absl::StrCat(kSlotBytes, "=", slot_bytes),
+                       absl::StrCat(kSlotBytes, "=", slot_bytes), absl::StrCat(kCtas, "=", ctas),
                        absl::StrCat(kKey, "=", absl::BytesToHexString(session_key))})) {}
 
 void SenderProcess::Kill() { KillChild(pid_); }

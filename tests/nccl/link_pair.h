@@ -62,7 +62,7 @@ void Disconnect(LinkPair pair);
 // from its number, until it is killed.
 class SenderProcess {
  public:
-  SenderProcess(int device, const std::string& session_key, size_t slot_bytes);
+  SenderProcess(int device, const std::string& session_key, size_t slot_bytes, int ctas = 8);
   SenderProcess(const SenderProcess&) = delete;
   SenderProcess& operator=(const SenderProcess&) = delete;
   ~SenderProcess() { Kill(); }

@@ -42,12 +42,14 @@ class FakeSender final : public Sender {
     return std::exchange(outcomes, {});
   }
   int64_t BytesOffered(LeaseId) const override { return 77; }
+  absl::Status health() const override { return health_status; }
   bool IsBound(LeaseId) const override { return linked; }
   std::vector<std::string> LinkedInstances() const override {
     return linked ? std::vector{kDecode.ToString()} : std::vector<std::string>{};
   }
 
   bool linked = true;
+  absl::Status health_status;
   absl::Status fail_while_computing;
   std::optional<absl::Status> outcome_of_finished = absl::OkStatus();
   std::function<void(LeaseId)> on_forget;
@@ -266,6 +268,20 @@ TEST_F(PrefillWorkerTest, AfterAFailureOfTheEngineRequestsMayRunElsewhere) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
   EXPECT_EQ(Reply(1).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(Reply(1).status().message()), HasSubstr("the worker ends: "));
+  EXPECT_EQ(board_.Get().state, LoopState::kUnhealthy);
+}
+
+TEST_F(PrefillWorkerTest, ATransportBeyondRepairEndsTheWorkerAfterItsRequestsAreTold) {
+  sender_.linked = false;
+  sender_.outcome_of_finished = std::nullopt;  // decode never answers
+  sender_.health_status = absl::InternalError("a link could not be ended");
+  PrefillWorker worker = MakeWorker();
+  Run(worker, Request(1, 20));
+  const absl::Status status = worker.Loop([] { return false; });
+  EXPECT_EQ(status, sender_.health_status);
+  EXPECT_EQ(Reply(1).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(Reply(1).status().message()), HasSubstr("a link could not be ended"));
+  EXPECT_THAT(sender_.forgotten, ElementsAre(LeaseId(1)));
   EXPECT_EQ(board_.Get().state, LoopState::kUnhealthy);
 }
 
