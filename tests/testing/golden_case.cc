@@ -85,26 +85,50 @@ std::string Listed(const std::set<int64_t>& values) {
   return text;
 }
 
+// Golden selections of one layer: sets of entries, by row of `rows` (positions).
+struct GoldenSelections {
+  GoldenSelections(const GoldenCase& golden, const std::string& key)
+      : rows(golden[key + ".rows"].Ints()), entries(golden[key + ".idx"].Ints()) {}
+
+  std::set<int64_t> At(size_t row) const {
+    const size_t width = entries.size() / rows.size();
+    std::set<int64_t> chosen(entries.begin() + static_cast<int64_t>(row * width),
+                             entries.begin() + static_cast<int64_t>((row + 1) * width));
+    chosen.erase(-1);
+    return chosen;
+  }
+
+  const std::vector<int64_t> rows, entries;
+};
+
+std::set<int64_t> SelectedAt(const GoldenRun& run, int layer, int64_t position) {
+  const std::vector<int32_t>& found = run.selected.at(layer).at(position);
+  std::set<int64_t> got(found.begin(), found.end());
+  got.erase(-1);
+  return got;
+}
+
 void CompareSelections(const GoldenCase& golden, const GoldenRun& run, int layer,
-                       DifferenceList& list) {
+                       const GoldenTolerance& tolerance, DifferenceList& list) {
   const std::string key = "topk.l" + std::to_string(layer);
   if (!golden.Has(key + ".rows")) return;
-  const std::vector<int64_t> rows = golden[key + ".rows"].Ints();
-  const std::vector<int64_t> entries = golden[key + ".idx"].Ints();
+  const GoldenSelections selections(golden, key);
   const std::vector<float> gaps = golden.Has(key + ".gap")
                                       ? golden[key + ".gap"].Floats()
-                                      : std::vector<float>(rows.size(), HUGE_VALF);
-  const size_t width = rows.empty() ? 0 : entries.size() / rows.size();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (gaps[i] != 0 && gaps[i] <= kClearGap) continue;
-    std::set<int64_t> want(entries.begin() + static_cast<int64_t>(i * width),
-                           entries.begin() + static_cast<int64_t>((i + 1) * width));
-    want.erase(-1);
-    const std::vector<int32_t>& found = run.selected.at(layer).at(rows[i]);
-    std::set<int64_t> got(found.begin(), found.end());
-    got.erase(-1);
-    list.Equal(key + " of position " + std::to_string(rows[i]), Listed(got), Listed(want));
+                                      : std::vector<float>(selections.rows.size(), HUGE_VALF);
+  size_t wanted = 0, missed = 0;
+  for (size_t i = 0; i < selections.rows.size(); ++i) {
+    const std::set<int64_t> want = selections.At(i);
+    const std::set<int64_t> got = SelectedAt(run, layer, selections.rows[i]);
+    wanted += want.size();
+    for (const int64_t entry : want) missed += got.contains(entry) ? 0 : 1;
+    if (!tolerance.selections || (gaps[i] != 0 && gaps[i] <= kClearGap)) continue;
+    list.Equal(key + " of position " + std::to_string(selections.rows[i]), Listed(got),
+               Listed(want));
   }
+  if (wanted == 0) return;
+  list.Limit(key + " share missed", static_cast<double>(missed) / static_cast<double>(wanted),
+             tolerance.missed);
 }
 
 std::vector<float> Row(const std::vector<float>& values, int64_t width, int64_t row) {
@@ -179,7 +203,7 @@ std::vector<std::string> Differences(const GoldenCase& golden, const GoldenRun& 
                tolerance.hidden_last);
   }
   for (const auto& [layer, rows] : run.selected) {
-    if (tolerance.selections) CompareSelections(golden, run, layer, list);
+    CompareSelections(golden, run, layer, tolerance, list);
     const std::string key = "iscore.l" + std::to_string(layer) + ".last";
     if (!golden.Has(key)) continue;
     const auto scores = run.last_scores.find(layer);

@@ -41,6 +41,7 @@ struct GoldenTolerance {
   double hidden_outliers = 0;  // share of a layer's positions that may exceed hidden_norm
   double hidden_last = 1e-4;   // relative L2
   double scores = 1e-4;        // relative L2
+  double missed = 1;           // share of a layer's golden selections that were not selected
   bool selections = true;      // identical sets where the gap exceeds 1e-4 or is an exact tie
   bool greedy = true;          // argmax of every row equals the golden continuation
 };
