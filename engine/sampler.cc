@@ -6,8 +6,10 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "base/status_macros.h"
+#include "engine/logit_scan.h"
 #include "engine/random.h"
 
 namespace lodestone {
@@ -67,7 +69,7 @@ void ExcludeStopTokens(std::span<float> logits, const SamplingParams& params,
 
 // Ties go to the lower id.
 int32_t Largest(std::span<const float> logits) {
-  return static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin());
+  return static_cast<int32_t>(IndexOfLargest(logits));
 }
 
 struct Candidate {
@@ -75,53 +77,95 @@ struct Candidate {
   double probability;  // not normalised: exp((logit - largest) / temperature)
 };
 
-// Most probable first, ties by lower id; those that the filters leave.
-std::vector<Candidate> FilterCandidates(std::span<const float> logits,
-                                        const SamplingParams& params) {
-  const double largest = *std::ranges::max_element(logits);
-  // Every token may be excluded (all of the vocabulary are stop tokens below min_new_tokens).
-  if (!std::isfinite(largest)) return {{Largest(logits), 1.0}};
-  std::vector<Candidate> kept;
-  kept.reserve(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) {
-    const double p = std::exp((static_cast<double>(logits[i]) - largest) / params.temperature);
-    if (p > 0) kept.push_back({static_cast<int32_t>(i), p});
-  }
-  std::ranges::sort(kept, [](const Candidate& a, const Candidate& b) {
-    return a.probability != b.probability ? a.probability > b.probability : a.token < b.token;
-  });
-  if (params.top_k > 0 && kept.size() > static_cast<size_t>(params.top_k)) {
-    kept.resize(static_cast<size_t>(params.top_k));
-  }
-  if (params.top_p > 0 && params.top_p < 1) {
-    double total = 0;
-    for (const Candidate& candidate : kept) total += candidate.probability;
-    double sum = 0;
-    size_t count = 0;
-    while (count < kept.size() && sum < params.top_p * total) sum += kept[count++].probability;
-    kept.resize(std::max<size_t>(count, 1));
-  }
-  if (params.min_p > 0) {
-    const double floor = params.min_p * kept.front().probability;
-    std::erase_if(kept, [floor](const Candidate& c) { return c.probability < floor; });
-  }
-  return kept;
+// Tokens e^-40 times as probable as the most probable one, and less, are never drawn: all of a
+// vocabulary together could not change a probability by 1e-12. Most tokens of a trained model are.
+constexpr double kNegligibleExponent = -40;
+
+bool MoreProbable(const Candidate& a, const Candidate& b) {
+  return a.probability != b.probability ? a.probability > b.probability : a.token < b.token;
 }
 
-int32_t Draw(const std::vector<Candidate>& candidates, double uniform) {
-  double total = 0;
-  for (const Candidate& candidate : candidates) total += candidate.probability;
-  double rest = uniform * total;
-  for (const Candidate& candidate : candidates) {
-    rest -= candidate.probability;
-    if (rest < 0) return candidate.token;
+// Candidates of which as many are in order, most probable first and ties by lower id, as somebody
+// looked at: sorting a whole vocabulary for one token costs more than a step of a small model.
+class Candidates {
+ public:
+  // In ascending order of tokens.
+  explicit Candidates(std::vector<Candidate> all) : all_(std::move(all)) {}
+
+  size_t size() const { return all_.size(); }
+  const Candidate& operator[](size_t place) {
+    while (place >= num_sorted_) SortMore();
+    return all_[place];
   }
-  return candidates.back().token;
+  void Keep(size_t count) {
+    while (count > num_sorted_) SortMore();
+    all_.resize(count);
+    num_sorted_ = count;
+  }
+  // Always in the same order of additions.
+  double Total() const {
+    double total = 0;
+    for (const Candidate& candidate : all_) total += candidate.probability;
+    return total;
+  }
+
+ private:
+  void SortMore() {
+    const auto begin = all_.begin() + static_cast<std::ptrdiff_t>(num_sorted_);
+    num_sorted_ = std::min(all_.size(), std::max<size_t>(256, 8 * num_sorted_));
+    const auto end = all_.begin() + static_cast<std::ptrdiff_t>(num_sorted_);
+    if (end != all_.end()) std::nth_element(begin, end, all_.end(), MoreProbable);
+    std::sort(begin, end, MoreProbable);
+  }
+
+  std::vector<Candidate> all_;
+  size_t num_sorted_ = 0;
+};
+
+Candidates AllCandidates(std::span<const float> logits, double temperature) {
+  const double largest = logits[IndexOfLargest(logits)];
+  // Every token may be excluded (all of the vocabulary are stop tokens below min_new_tokens).
+  if (!std::isfinite(largest)) return Candidates({{Largest(logits), 1.0}});
+  std::vector<Candidate> all;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double exponent = (static_cast<double>(logits[i]) - largest) / temperature;
+    if (exponent < kNegligibleExponent) continue;
+    all.push_back({static_cast<int32_t>(i), std::exp(exponent)});
+  }
+  return Candidates(std::move(all));
+}
+
+void Filter(Candidates& candidates, const SamplingParams& params) {
+  if (params.top_k > 0 && candidates.size() > static_cast<size_t>(params.top_k)) {
+    candidates.Keep(static_cast<size_t>(params.top_k));
+  }
+  if (params.top_p > 0 && params.top_p < 1) {
+    const double wanted = params.top_p * candidates.Total();
+    double sum = 0;
+    size_t count = 0;
+    while (count < candidates.size() && sum < wanted) sum += candidates[count++].probability;
+    candidates.Keep(std::max<size_t>(count, 1));
+  }
+  if (params.min_p > 0) {
+    const double floor = params.min_p * candidates[0].probability;
+    size_t count = 1;
+    while (count < candidates.size() && candidates[count].probability >= floor) ++count;
+    candidates.Keep(count);
+  }
+}
+
+int32_t Draw(Candidates& candidates, double uniform) {
+  double rest = uniform * candidates.Total();
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    rest -= candidates[i].probability;
+    if (rest < 0) return candidates[i].token;
+  }
+  return candidates[candidates.size() - 1].token;
 }
 
 // log of the sum of exp(logits), in double.
 double LogSumExp(std::span<const float> logits) {
-  const double largest = *std::ranges::max_element(logits);
+  const double largest = logits[IndexOfLargest(logits)];
   double sum = 0;
   for (float logit : logits) sum += std::exp(static_cast<double>(logit) - largest);
   return largest + std::log(sum);
@@ -146,6 +190,7 @@ std::vector<TokenLogprob> TopLogprobs(std::span<const float> logits, double log_
 }
 
 absl::Status CheckFinite(std::span<const float> logits) {
+  if (AllFinite(logits)) return absl::OkStatus();
   for (float logit : logits) {
     if (!std::isfinite(logit)) {
       return absl::InternalError("the model computed a logit of " + std::to_string(logit));
@@ -193,8 +238,9 @@ absl::StatusOr<GeneratedToken> SampleToken(std::span<float> logits, const Sampli
   if (params.temperature == 0) {
     token.id = Largest(logits);
   } else {
-    token.id = Draw(FilterCandidates(logits, params),
-                    RandomUniform(params.seed, static_cast<uint64_t>(token.index)));
+    Candidates candidates = AllCandidates(logits, params.temperature);
+    Filter(candidates, params);
+    token.id = Draw(candidates, RandomUniform(params.seed, static_cast<uint64_t>(token.index)));
   }
   if (params.logprobs) {
     token.logprob = static_cast<float>(raw[static_cast<size_t>(token.id)] - log_sum);

@@ -38,6 +38,17 @@ TEST(SamplerTest, DrawFollowsTheSoftmaxOfTheLogits) {
   EXPECT_NEAR(counts[2] / double{kDraws}, 5.0 / 8, 0.01);
 }
 
+// Whatever is left out because it is improbable, and whatever a filter needs no order for.
+TEST(SamplerTest, TopKOfALargeVocabularyDrawsAsFromItsOwnTokensAlone) {
+  std::vector<float> few = {3, 2.5f, 2.5f, 1}, many(50'000, -200.0f);
+  for (size_t i = 0; i < many.size(); i += 7) many[i] = 0.5f;
+  for (size_t i = 0; i < few.size(); ++i) many[1000 * (i + 1)] = few[i];
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    const int32_t want = Sample(few, {.temperature = 0.7, .seed = seed});
+    EXPECT_EQ(Sample(many, {.temperature = 0.7, .top_k = 4, .seed = seed}), 1000 * (want + 1));
+  }
+}
+
 TEST(SamplerTest, SameSeedAndIndexGiveTheSameTokenWhateverCameBefore) {
   std::vector<float> logits(100);
   for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i % 7);

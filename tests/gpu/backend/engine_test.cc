@@ -79,6 +79,28 @@ TEST(CudaEngineTest, AnswersDoNotDependOnChunksNorOnWhatElseRuns) {
   }
 }
 
+// Every size of batch on the way: sequences begin and end at different steps.
+TEST(CudaEngineTest, LargeBatchesAnswerAsAlone) {
+  EngineOptions options = Options(kGpu);
+  options.memory_limit_bytes = int64_t{8} << 30;
+  options.max_sequences = 256;
+  options.max_context_tokens = 256;
+  const auto engine = MakeEngine(options);
+  std::vector<GenerateInput> inputs;
+  uint64_t state = 1;
+  for (int64_t i = 0; i < 256; ++i) {
+    GenerateInput& input = inputs.emplace_back();
+    for (int64_t token = 0; token <= i % 135; ++token) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      input.tokens.push_back(static_cast<int32_t>((state >> 33) % 1000));
+    }
+    input.sampling = Greedy(4 + static_cast<int32_t>(i % 29));
+  }
+  const auto together = Generate(*engine, inputs, {.max_sequences = 256}).value();
+  const auto alone = Generate(*engine, inputs, {.max_sequences = 1}).value();
+  for (size_t i = 0; i < inputs.size(); ++i) EXPECT_EQ(together[i].tokens, alone[i].tokens) << i;
+}
+
 TEST(CudaEngineTest, EveryStorageFormatAnswersLikeTheCpu) {
   for (const IndexKeyFormat index_key :
        {IndexKeyFormat::kBf16, IndexKeyFormat::kFp8, IndexKeyFormat::kFp4}) {
