@@ -88,6 +88,8 @@ absl::StatusOr<MemoryPlan> PlanEngine(const EngineOptions& options, const ModelC
 
 namespace {
 
+constexpr int kMaxSampleThreads = 8;  // beside a GPU
+
 // What ops run on, and the ops.
 struct Backend {
   std::unique_ptr<ThreadPool> pool;
@@ -106,7 +108,7 @@ absl::StatusOr<Backend> MakeBackend(const EngineOptions& options) {
     std::unique_ptr<Ops> ops = MakeCpuOps(pool->num_threads());
     return Backend{std::move(pool), std::move(stream), std::move(ops)};
   }
-  auto pool = std::make_unique<ThreadPool>(1);
+  auto pool = std::make_unique<ThreadPool>(std::min(NumComputeThreads(options), kMaxSampleThreads));
   ASSIGN_OR_RETURN(Stream stream, Stream::Create(options.device, pool.get()));
   ASSIGN_OR_RETURN(std::unique_ptr<Ops> ops, MakeCudaOps(options.device));
   return Backend{std::move(pool), std::move(stream), std::move(ops)};
@@ -125,6 +127,12 @@ absl::Status CheckFormats(DeviceId device, const FormatChoice& formats) {
 
 constexpr int kMaxLoadThreads = 16;  // more than memory's bandwidth has use for
 
+// A sequence and the logits of its next token.
+struct SampleTask {
+  Sequence* sequence = nullptr;
+  std::span<float> logits;
+};
+
 struct Engine::Impl {
   Impl(const EngineOptions& engine_options, ModelConfig model_config, FormatChoice format_choice,
        Backend backend)
@@ -138,6 +146,7 @@ struct Engine::Impl {
   absl::Status Load(const Checkpoint& checkpoint);
   absl::Status CheckParts(std::span<const StepPart> parts) const;
   absl::StatusOr<StepResult> Sample(Sequence& sequence, std::span<float> row) const;
+  absl::StatusOr<std::vector<StepResult>> SampleAll(std::span<const SampleTask> tasks) const;
   absl::StatusOr<std::vector<ForkResult>> SampleForks(Sequence& sequence,
                                                       std::span<const float> row) const;
 
@@ -319,18 +328,35 @@ absl::StatusOr<std::vector<StepResult>> Engine::TryStep(std::span<const StepPart
   for (const StepPart& part : parts) {
     part.sequence->cache().SetLength(part.sequence->cache().length() + part.num_tokens);
   }
+  std::vector<SampleTask> tasks;
   for (int64_t i = 0; i < num_rows; ++i) {
     const Batch::LogitRow& wanted = batch.logits()[static_cast<size_t>(i)];
     Sequence& sequence = *parts[wanted.part].sequence;
     const std::span<float> row(logits + i * vocab, static_cast<size_t>(vocab));
-    if (wanted.next < sequence.num_tokens()) {
-      const int32_t token = sequence.tokens()[static_cast<size_t>(wanted.next)];
-      RETURN_IF_ERROR(AppendPromptLogprob(row, token, sequence.sampling().top_logprobs,
-                                          sequence.prompt_logprobs()));
+    if (wanted.next >= sequence.num_tokens()) {
+      tasks.push_back({&sequence, row});
       continue;
     }
-    ASSIGN_OR_RETURN(StepResult result, impl_->Sample(sequence, row));
-    results.push_back(std::move(result));
+    const int32_t token = sequence.tokens()[static_cast<size_t>(wanted.next)];
+    RETURN_IF_ERROR(AppendPromptLogprob(row, token, sequence.sampling().top_logprobs,
+                                        sequence.prompt_logprobs()));
+  }
+  return impl_->SampleAll(tasks);
+}
+
+// Each of another sequence, so that any thread may do any of them.
+absl::StatusOr<std::vector<StepResult>> Engine::Impl::SampleAll(
+    std::span<const SampleTask> tasks) const {
+  std::vector<absl::StatusOr<StepResult>> sampled(tasks.size(), absl::UnknownError("not sampled"));
+  pool->ParallelFor(std::ssize(tasks), [&](int64_t i) {
+    const SampleTask& task = tasks[static_cast<size_t>(i)];
+    sampled[static_cast<size_t>(i)] = CatchOutOfMemory(
+        "for a token", [&] { return Sample(*task.sequence, task.logits); });
+  });
+  std::vector<StepResult> results;
+  for (absl::StatusOr<StepResult>& result : sampled) {
+    RETURN_IF_ERROR(result.status());
+    results.push_back(*std::move(result));
   }
   return results;
 }
