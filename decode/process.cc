@@ -45,8 +45,9 @@ absl::StatusOr<std::unique_ptr<DecodeProcess>> DecodeProcess::Start(const Decode
   WorkerHost& host = *parts->host;
   Engine& engine = host.engine();
   const auto wake = [waker = parts->waker] { waker->Wake(); };
-  parts->links = std::make_unique<GrpcLinkService>(LinkTimes{}, wake);
   ASSIGN_OR_RETURN(parts->data, MakeListeners(config.worker, data_port, wake));
+  const LinkTimes times = TimesOf(parts->data);
+  parts->links = std::make_unique<GrpcLinkService>(times, wake);
   ASSIGN_OR_RETURN(parts->receiver,
                    MakeReceiver({.instance = host.instance(),
                                  .layout = engine.layout(),
@@ -59,7 +60,7 @@ absl::StatusOr<std::unique_ptr<DecodeProcess>> DecodeProcess::Start(const Decode
                                  .metrics = &host.metrics(),
                                  .num_slots = static_cast<int>(config.worker.staging_slots),
                                  .slot_bytes = config.worker.staging_slot.bytes,
-                                 .times = {}}));
+                                 .times = times}));
   parts->worker = std::make_unique<DecodeWorker>(
       DecodeWorkerOptions{.engine = &engine,
                           .receiver = parts->receiver.get(),

@@ -91,15 +91,28 @@ class PipeEnd final : public ControlEnd<Out, In> {
   const milliseconds dead_after_;
 };
 
+// What the loop sends next, looked for without sleep until `spin_until`; nullopt at `deadline`.
+template <typename Out, typename In>
+std::optional<Out> NextOf(Pipe<Out, In>& pipe, TimePoint spin_until, TimePoint deadline) {
+  constexpr int kPauses = 32;
+  while (RealClock()->Now() < spin_until) {
+    if (std::optional<Out> message = pipe.outbox.TryPop()) return message;
+    for (int i = 0; i < kPauses; ++i) __builtin_ia32_pause();
+  }
+  return pipe.outbox.PopUntil(deadline);
+}
+
 // Writes what the loop sends, or a heartbeat, until the pipe or the stream has ended.
 template <typename Proto, typename Out, typename In, typename Stream>
-void WriteMessages(Pipe<Out, In>& pipe, milliseconds heartbeat, Stream& stream) {
+void WriteMessages(Pipe<Out, In>& pipe, const LinkTimes& times, Stream& stream) {
+  TimePoint spin_until{};
   while (true) {
-    std::optional<Out> message = pipe.outbox.PopUntil(RealClock()->Now() + heartbeat);
+    std::optional<Out> message = NextOf(pipe, spin_until, RealClock()->Now() + times.heartbeat);
     if (!message && pipe.outbox.closed()) return;
     if (!stream.Write(message ? ToProto(*message) : Proto())) {
       return pipe.outbox.Close();  // the reader sees the end, too, and why
     }
+    if (message) spin_until = RealClock()->Now() + times.spin;
   }
 }
 
@@ -164,7 +177,7 @@ class GrpcDialer::Session {
       ReadMessages<v1::LinkReply>(*pipe_, *stream);
       linger_.ReaderEnded();
     });
-    WriteMessages<v1::LinkRequest>(*pipe_, times_.heartbeat, *stream);
+    WriteMessages<v1::LinkRequest>(*pipe_, times_, *stream);
     stream->WritesDone();
     if (!linger_.Wait()) context_.TryCancel();
     reader.join();
@@ -252,7 +265,7 @@ grpc::Status GrpcLinkService::Link(
   pipe->Wake();
   Linger linger;
   std::thread writer([&] {
-    WriteMessages<v1::LinkReply>(*pipe, impl_->times.heartbeat, *stream);
+    WriteMessages<v1::LinkReply>(*pipe, impl_->times, *stream);
     // The peer ends the call when it has read the last message; one that does not is cut.
     if (!linger.Wait()) context->TryCancel();
   });

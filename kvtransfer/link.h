@@ -27,6 +27,9 @@ struct LinkTimes {
   std::chrono::milliseconds backoff_refused{30'000};     // at most: settings stay as they are
   std::chrono::milliseconds wait_for_redial{2'000};  // a request waits for a redial this near
   std::chrono::milliseconds idle{300'000};       // a link without a lease is closed after this
+  // After news of a link, threads look for the next without sleep for so long: to wake one takes
+  // longer than a slot between GPUs. 0 where processors are scarce.
+  std::chrono::microseconds spin{0};
 
   // How long `bytes` may be in flight.
   std::chrono::nanoseconds MoveLimit(int64_t bytes) const {

@@ -1,6 +1,7 @@
 #include "kvtransfer/receiver.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +11,6 @@
 #include "kernels/ops.h"
 #include "kvcache/sequence_cache.h"
 #include "kvtransfer/receiver_impl.h"
-#include "kvtransfer/rows.h"
 
 namespace lodestone {
 namespace {
@@ -105,6 +105,9 @@ bool SlotReceiver::PumpLink(DecodeLink& link, HandoffTarget& target) {
   while (std::optional<DecodeLink::Granted> arrived = link.TakeArrived()) {
     Scatter(link, *std::move(arrived), target);
     moved = true;
+  }
+  if (moved && link.up() && options_.data[link.transport()]->slots_on_device()) {
+    last_news_ = options_.clock->Now();
   }
   return moved;
 }
@@ -245,7 +248,9 @@ absl::StatusOr<std::vector<RowRun>> SlotReceiver::RowsOf(const Offer& offer, Inc
     return absl::DataLossError(absl::StrCat("offer ", offer.link_seq, " has ", offer.num_rows,
                                             " rows, left are ", rows_left));
   }
-  std::vector<RowRun> runs = SliceRuns(incoming.runs, offer.first_row, offer.num_rows);
+  RunPlace place = incoming.place;
+  std::vector<RowRun> runs = TakeRows(incoming.runs, offer.num_rows,
+                                      std::numeric_limits<int64_t>::max(), place);
   const Manifest counted = CountKinds(runs);
   Manifest offered = offer.kinds;
   for (KindRows& kind : offered) kind.digest = 0;
@@ -258,6 +263,7 @@ absl::StatusOr<std::vector<RowRun>> SlotReceiver::RowsOf(const Offer& offer, Inc
                                             ", a slot has ", options_.slot_bytes));
   }
   incoming.next_row += offer.num_rows;
+  incoming.place = place;
   return runs;
 }
 
@@ -282,6 +288,7 @@ absl::Status SlotReceiver::BeginSection(const Offer& offer, const SequenceCache&
                               : cache.AppendRuns(offer.from_tokens, offer.to_tokens);
   incoming.num_rows = CountRows(incoming.runs);
   incoming.next_row = 0;
+  incoming.place = {};
   incoming.from_tokens = offer.from_tokens;
   incoming.to_tokens = offer.to_tokens;
   incoming.final = offer.final;
@@ -361,6 +368,10 @@ bool SlotReceiver::IsScattering(LeaseId lease) const {
   return std::any_of(scattering_.begin(), scattering_.end(), [lease](const Scattering& s) {
     return s.granted.offer.lease == lease;
   });
+}
+
+bool SlotReceiver::MovesRows() const {
+  return !scattering_.empty() || options_.clock->Now() - last_news_ < options_.times.spin;
 }
 
 absl::Status SlotReceiver::health() const {

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "kvtransfer/decode_link.h"
 #include "kvtransfer/receiver.h"
+#include "kvtransfer/rows.h"
 #include "kvtransfer/staging.h"
 
 namespace lodestone {
@@ -29,7 +30,7 @@ class SlotReceiver final : public Receiver {
   std::vector<std::string> LinkedInstances() const override;
   std::vector<std::string> RefusedLinks() const override;
 
-  bool MovesRows() const override { return !scattering_.empty(); }
+  bool MovesRows() const override;
   absl::Status health() const override;
 
   int num_free_slots(size_t transport = 0) const { return slots_[transport].num_free(); }
@@ -43,6 +44,7 @@ class SlotReceiver final : public Receiver {
     std::vector<RowRun> runs = {};  // canonical rows of the section in progress
     int64_t num_rows = 0;
     int64_t next_row = 0;      // first that is not granted yet
+    RunPlace place = {};       // the same
     int32_t from_tokens = 0;
     int32_t to_tokens = 0;     // rows of all tokens below are granted, or are in the section
     bool final = false;
@@ -93,6 +95,7 @@ class SlotReceiver final : public Receiver {
   HandoffMetrics metrics_;
   std::vector<StagingSlots> slots_;  // by transport
   absl::Status device_;              // not OK: it has failed
+  TimePoint last_news_{};            // of a link over a device
   std::list<std::unique_ptr<DecodeLink>> links_;
   std::list<std::unique_ptr<DecodeLink>> closing_;
   std::deque<Scattering> scattering_;  // oldest first, as the device does them per transport

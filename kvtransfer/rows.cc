@@ -3,64 +3,32 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "base/logging.h"
 
 namespace lodestone {
-namespace {
 
-RowRun SubRun(const RowRun& run, int64_t first_row, int64_t num_rows) {
-  RowRun piece = run;
-  piece.first_entry += first_row;
-  piece.num_rows = num_rows;
-  for (int part = 0; part < run.num_parts; ++part) {
-    piece.part[part] += first_row * run.part_stride[part];
-  }
-  return piece;
-}
-
-}  // namespace
-
-std::vector<RowRun> SliceRuns(std::span<const RowRun> runs, int64_t first_row, int64_t num_rows) {
-  std::vector<RowRun> slice;
-  int64_t skip = first_row;
-  int64_t left = num_rows;
-  for (const RowRun& run : runs) {
-    if (left == 0) break;
-    if (skip >= run.num_rows) {
-      skip -= run.num_rows;
-      continue;
+std::vector<RowRun> TakeRows(std::span<const RowRun> runs, int64_t max_rows, int64_t max_bytes,
+                             RunPlace& place) {
+  std::vector<RowRun> taken;
+  while (place.run < runs.size() && max_rows > 0) {
+    const RowRun& run = runs[place.run];
+    const int64_t left = run.num_rows - place.row;
+    const int64_t rows = std::min({left, max_rows, max_bytes / run.row_bytes()});
+    if (rows > 0) taken.push_back(run.Rows(place.row, rows));
+    max_rows -= rows;
+    max_bytes -= rows * run.row_bytes();
+    if (rows < left) {
+      place.row += rows;
+      break;
     }
-    const int64_t take = std::min(left, run.num_rows - skip);
-    slice.push_back(SubRun(run, skip, take));
-    skip = 0;
-    left -= take;
+    ++place.run;
+    place.row = 0;
   }
-  CHECK_EQ(left, 0) << "rows from " << first_row << " on, " << num_rows << " of them";
-  return slice;
+  return taken;
 }
 
 int64_t CountRows(std::span<const RowRun> runs) {
   int64_t rows = 0;
   for (const RowRun& run : runs) rows += run.num_rows;
-  return rows;
-}
-
-int64_t RowsThatFit(std::span<const RowRun> runs, int64_t first_row, int64_t max_bytes) {
-  int64_t skip = first_row;
-  int64_t left = max_bytes;
-  int64_t rows = 0;
-  for (const RowRun& run : runs) {
-    if (skip >= run.num_rows) {
-      skip -= run.num_rows;
-      continue;
-    }
-    const int64_t have = run.num_rows - skip;
-    const int64_t take = std::min(have, left / run.row_bytes());
-    skip = 0;
-    rows += take;
-    left -= take * run.row_bytes();
-    if (take < have) break;
-  }
   return rows;
 }
 

@@ -2,6 +2,7 @@
 // link derive the same rows from the same numbers, so no address or index travels.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -12,14 +13,18 @@
 
 namespace lodestone {
 
-// Rows [first_row, first_row + num_rows) of the rows of `runs` in order.
-// REQUIRES: they exist.
-std::vector<RowRun> SliceRuns(std::span<const RowRun> runs, int64_t first_row, int64_t num_rows);
+// A place among the rows of a list of runs.
+struct RunPlace {
+  size_t run = 0;
+  int64_t row = 0;  // of that run
+};
+
+// The rows of `runs` from `place` on, `max_rows` of them at most and no more than fit into
+// `max_bytes`; moves `place` behind them. Nothing if the first does not fit or none is left.
+std::vector<RowRun> TakeRows(std::span<const RowRun> runs, int64_t max_rows, int64_t max_bytes,
+                             RunPlace& place);
 
 int64_t CountRows(std::span<const RowRun> runs);
-
-// How many rows from `first_row` on fit into `max_bytes`; 0 if the first does not or none is left.
-int64_t RowsThatFit(std::span<const RowRun> runs, int64_t first_row, int64_t max_bytes);
 
 // Rows and bytes by kind; digests 0.
 Manifest CountKinds(std::span<const RowRun> runs);

@@ -9,7 +9,6 @@
 #include "base/status_macros.h"
 #include "kernels/ops.h"
 #include "kvcache/sequence_cache.h"
-#include "kvtransfer/rows.h"
 #include "kvtransfer/sender_impl.h"
 
 namespace lodestone {
@@ -114,7 +113,12 @@ std::vector<HandoffOutcome> SlotSender::Pump() {
 void SlotSender::PumpPeer(const InstanceId& decode, Peer& peer) {
   if (peer.link == nullptr) DialIfWanted(decode, peer);
   if (peer.link == nullptr) return;
-  for (const PrefillLinkEvent& event : peer.link->Pump()) TakeEvent(decode, peer, event);
+  const std::vector<PrefillLinkEvent> events = peer.link->Pump();
+  const std::optional<size_t> transport = peer.link->transport();
+  if (!events.empty() && transport && options_.data[*transport]->slots_on_device()) {
+    last_news_ = options_.clock->Now();
+  }
+  for (const PrefillLinkEvent& event : events) TakeEvent(decode, peer, event);
   CloseIfIdle(decode, peer);
   if (!peer.link->status().ok()) return BuryLink(decode, peer);
   NameLeases(decode, peer);
@@ -326,7 +330,8 @@ bool SlotSender::PackSlot(LeaseId lease, Outgoing& outgoing, Peer& peer) {
   if (!slot) return false;
   Section& section = outgoing.section;
   const int64_t limit = std::min(slots.slot_bytes(), link.slot_bytes());
-  const int64_t num_rows = RowsThatFit(section.runs, section.next_row, limit);
+  const std::vector<RowRun> runs = TakeRows(section.runs, section.num_rows, limit, section.place);
+  const int64_t num_rows = CountRows(runs);
   if (absl::Status fault = FAILPOINT("kvtransfer.pack"); !fault.ok() || num_rows == 0) {
     slots.GiveBack(*slot);
     link.SendCancel(lease, "prefill cannot pack its rows");
@@ -335,7 +340,6 @@ bool SlotSender::PackSlot(LeaseId lease, Outgoing& outgoing, Peer& peer) {
                           : fault);
     return false;
   }
-  const std::vector<RowRun> runs = SliceRuns(section.runs, section.next_row, num_rows);
   Packing packing{.decode = outgoing.decode,
                   .epoch = peer.epoch,
                   .transport = *link.transport(),
@@ -405,6 +409,10 @@ int SlotSender::NumPacking(const InstanceId& decode, uint64_t epoch) const {
   return static_cast<int>(std::count_if(packing_.begin(), packing_.end(), [&](const Packing& p) {
     return p.decode == decode && p.epoch == epoch;
   }));
+}
+
+bool SlotSender::MovesRows() const {
+  return !packing_.empty() || options_.clock->Now() - last_news_ < options_.times.spin;
 }
 
 absl::Status SlotSender::health() const {

@@ -62,8 +62,8 @@ class Sender {
   virtual bool IsBound(LeaseId lease) const = 0;
   // Instances whose link is up.
   virtual std::vector<std::string> LinkedInstances() const = 0;
-  // The device is at work for it and will be done within a fraction of a millisecond: pump again
-  // without sleep.
+  // The device is at work for it, or a link over the device has just had news: pump again without
+  // sleep.
   virtual bool MovesRows() const { return false; }
   // Not OK, for good: the device or a transport cannot be used any more and the process must end.
   virtual absl::Status health() const { return absl::OkStatus(); }

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "kvtransfer/prefill_link.h"
+#include "kvtransfer/rows.h"
 #include "kvtransfer/sender.h"
 #include "kvtransfer/staging.h"
 
@@ -31,7 +32,7 @@ class SlotSender final : public Sender {
   int64_t BytesOffered(LeaseId lease) const override;
   bool IsBound(LeaseId lease) const override;
   std::vector<std::string> LinkedInstances() const override;
-  bool MovesRows() const override { return !packing_.empty(); }
+  bool MovesRows() const override;
   absl::Status health() const override;
 
   int num_free_slots(size_t transport = 0) const { return slots_[transport].num_free(); }
@@ -54,6 +55,7 @@ class SlotSender final : public Sender {
     std::vector<RowRun> runs = {};
     int64_t num_rows = 0;
     int64_t next_row = 0;  // first that is not offered yet
+    RunPlace place = {};   // the same
     int32_t from_tokens = 0;
     int32_t to_tokens = 0;
     bool final = false;
@@ -115,6 +117,7 @@ class SlotSender final : public Sender {
   HandoffMetrics metrics_;
   std::vector<StagingSlots> slots_;  // by transport
   absl::Status device_;              // not OK: it has failed
+  TimePoint last_news_{};            // of a link over a device
   std::deque<Packing> packing_;      // oldest first, as the device does them per transport
   std::map<InstanceId, Peer> peers_;
   std::list<std::unique_ptr<PrefillLink>> closing_;

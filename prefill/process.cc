@@ -37,9 +37,10 @@ absl::StatusOr<std::unique_ptr<PrefillProcess>> PrefillProcess::Start(const Pref
   WorkerHost& host = *parts->host;
   Engine& engine = host.engine();
   const auto wake = [waker = parts->waker] { waker->Wake(); };
-  parts->control =
-      std::make_unique<GrpcDialer>(grpc::InsecureChannelCredentials(), LinkTimes{}, wake);
   ASSIGN_OR_RETURN(parts->data, MakeDialers(config.worker, wake));
+  LinkTimes times = TimesOf(parts->data);
+  times.idle = config.link_idle;
+  parts->control = std::make_unique<GrpcDialer>(grpc::InsecureChannelCredentials(), times, wake);
   ASSIGN_OR_RETURN(parts->sender,
                    MakeSender({.instance = host.instance(),
                                .layout = engine.layout(),
@@ -51,7 +52,7 @@ absl::StatusOr<std::unique_ptr<PrefillProcess>> PrefillProcess::Start(const Pref
                                .metrics = &host.metrics(),
                                .num_slots = static_cast<int>(config.worker.staging_slots),
                                .slot_bytes = config.worker.staging_slot.bytes,
-                               .times = {.idle = config.link_idle}}));
+                               .times = times}));
   PrefillLimits limits{.chunk_tokens = chunk_tokens};
   limits.max_running = std::min(limits.max_running, engine.plan().num_slots);
   limits.logit_rows = engine.options().max_sequences;

@@ -1,11 +1,13 @@
 // What the links of a worker run over, from its flags.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kvtransfer/link.h"
 #include "kvtransfer/transport.h"
 #include "worker/worker_config.h"
 
@@ -19,6 +21,16 @@ absl::StatusOr<std::vector<std::unique_ptr<DataDialer>>> MakeDialers(const Worke
 // The same for decode. TCP listens at `data_port` of --bind; errors of TcpListener::Start.
 absl::StatusOr<std::vector<std::unique_ptr<DataListener>>> MakeListeners(
     const WorkerConfig& config, int data_port, std::function<void()> wake);
+
+// The times of links over them.
+template <typename Transport>
+LinkTimes TimesOf(const std::vector<std::unique_ptr<Transport>>& transports) {
+  LinkTimes times;
+  for (const std::unique_ptr<Transport>& transport : transports) {
+    if (transport->slots_on_device()) times.spin = std::chrono::milliseconds(1);
+  }
+  return times;
+}
 
 // Pointers to them, in order.
 template <typename Transport>

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
+
 namespace lodestone {
 namespace {
 
@@ -17,7 +20,9 @@ RowRun MakeRun(int64_t first, int64_t rows, std::byte* at, int64_t bytes) {
   return run;
 }
 
-TEST(RowsTest, SlicesJoinToTheWhole) {
+constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+
+TEST(RowsTest, PiecesJoinToTheWhole) {
   std::byte memory[2048];
   const std::vector<RowRun> runs = {MakeRun(0, 5, memory, 16), MakeRun(9, 1, memory + 500, 32),
                                     MakeRun(20, 7, memory + 1000, 8)};
@@ -25,8 +30,11 @@ TEST(RowsTest, SlicesJoinToTheWhole) {
   EXPECT_EQ(total, 13);
   for (int64_t step = 1; step <= total; ++step) {
     std::vector<std::pair<int64_t, std::byte*>> rows;
+    RunPlace place;
     for (int64_t first = 0; first < total; first += step) {
-      for (const RowRun& run : SliceRuns(runs, first, std::min(step, total - first))) {
+      const std::vector<RowRun> piece = TakeRows(runs, step, kAny, place);
+      EXPECT_EQ(CountRows(piece), std::min(step, total - first));
+      for (const RowRun& run : piece) {
         for (int64_t row = 0; row < run.num_rows; ++row) {
           rows.push_back({run.first_entry + row, run.part[0] + row * run.part_stride[0]});
         }
@@ -36,6 +44,7 @@ TEST(RowsTest, SlicesJoinToTheWhole) {
     EXPECT_EQ(rows[4], std::pair(int64_t{4}, memory + 80));
     EXPECT_EQ(rows[5], std::pair(int64_t{9}, memory + 500));
     EXPECT_EQ(rows[12], std::pair(int64_t{26}, memory + 1000 + 72));
+    EXPECT_TRUE(TakeRows(runs, step, kAny, place).empty());
   }
 }
 
@@ -43,13 +52,18 @@ TEST(RowsTest, OnlyWholeRowsFit) {
   std::byte memory[2048];
   const std::vector<RowRun> runs = {MakeRun(0, 5, memory, 16), MakeRun(9, 1, memory, 32),
                                     MakeRun(20, 7, memory, 8)};
-  EXPECT_EQ(RowsThatFit(runs, 0, 15), 0);
-  EXPECT_EQ(RowsThatFit(runs, 0, 16), 1);
-  EXPECT_EQ(RowsThatFit(runs, 0, 80), 5);
-  EXPECT_EQ(RowsThatFit(runs, 0, 111), 5) << "a row is skipped because a smaller one would fit";
-  EXPECT_EQ(RowsThatFit(runs, 0, 112), 6);
-  EXPECT_EQ(RowsThatFit(runs, 3, 1000), 10);
-  EXPECT_EQ(RowsThatFit(runs, 13, 1000), 0);
+  const auto fit = [&runs](int64_t first_row, int64_t bytes) {
+    RunPlace place;
+    TakeRows(runs, first_row, kAny, place);
+    return CountRows(TakeRows(runs, kAny, bytes, place));
+  };
+  EXPECT_EQ(fit(0, 15), 0);
+  EXPECT_EQ(fit(0, 16), 1);
+  EXPECT_EQ(fit(0, 80), 5);
+  EXPECT_EQ(fit(0, 111), 5) << "a row is skipped because a smaller one would fit";
+  EXPECT_EQ(fit(0, 112), 6);
+  EXPECT_EQ(fit(3, 1000), 10);
+  EXPECT_EQ(fit(13, 1000), 0);
 }
 
 TEST(RowsTest, ManifestsAddUpAndNameWhatDiffers) {
