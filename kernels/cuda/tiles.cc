@@ -29,7 +29,7 @@ TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processor
     tile.cluster *= 2;
   }
   while (capacity() < max_visible && tile.per_thread < 32) tile.per_thread *= 2;
-  while (capacity() < max_visible) tile.cluster *= 2;
+  while (capacity() < std::min(max_visible, kMaxTopKEntries)) tile.cluster *= 2;
   return tile;
 }
 

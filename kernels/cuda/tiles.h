@@ -19,7 +19,7 @@ struct TopKTile {
   int cluster = 1;     // 1, 2, 4 or 8
   int per_thread = 4;  // 4, 8, 16 or 32
 };
-// REQUIRES: max_visible <= kMaxTopKEntries.
+// A row of more than kMaxTopKEntries is not kept: its tile is not used.
 TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processors);
 
 // Row stride of the scores in scratch, in elements.

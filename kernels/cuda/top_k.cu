@@ -468,11 +468,12 @@ void LaunchTopK(const TopKArgs& args, const TopKTile& tile, cudaStream_t stream)
   RequireArgument(args.k >= 1 && args.k <= kMaxTopK, "LaunchTopK", "k is not in 1 .. 1024", args.k);
   RequireArgument(args.score_stride % 4 == 0, "LaunchTopK", "score_stride is no multiple of 4",
                   args.score_stride);
+  if (args.num_rows == 0) return;
+  if (args.max_visible > kMaxTopKEntries) return LaunchWideTopK(args, stream);
   RequireArgument(int64_t{kThreads} * tile.cluster * tile.per_thread >= args.max_visible,
                   "LaunchTopK", "max_visible exceeds the tile", args.max_visible);
   RequireArgument(tile.cluster >= 1 && tile.cluster <= kMaxCluster, "LaunchTopK",
                   "cluster is not in 1 .. 8", tile.cluster);
-  if (args.num_rows == 0) return;
   switch (tile.per_thread) {
     case 4:
       return LaunchTile<4>(args, tile.cluster, stream);

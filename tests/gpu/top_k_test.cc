@@ -157,6 +157,19 @@ TEST(TopKTest, WidestHostileRowsMatchReference) {
   }
 }
 
+// More than the registers of a cluster hold.
+TEST(TopKTest, RowsOfAnyWidthMatchReference) {
+  const std::vector<NamedDraw> draws = HostileDraws();
+  for (int32_t width : {262145, 524289, 1048576, 2500001}) {
+    for (int32_t k : {64, 512, 1024}) {
+      ExpectDraw(draws[0], {width, 600, 0, 40000}, k, ChooseTopKTile(4, width, 132));
+    }
+  }
+  for (const NamedDraw& draw : draws) {
+    ExpectDraw(draw, {600000}, 512, ChooseTopKTile(1, 600000, 132));
+  }
+}
+
 TEST(TopKTest, ManyRowsMatchReference) {
   std::mt19937 random(3);
   std::vector<int32_t> visible(8192);

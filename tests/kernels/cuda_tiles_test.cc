@@ -18,6 +18,14 @@ TEST(TopKTileTest, HoldsEveryWidthInRegisters) {
   }
 }
 
+TEST(TopKTileTest, AsksForClustersThatLaunchAtAnyWidth) {
+  for (int64_t rows : {1, 32, 8192}) {
+    for (int64_t width : {262145, 524289, 1048576, 1 << 30}) {
+      EXPECT_LE(ChooseTopKTile(rows, width, kProcessors).cluster, 8) << rows << " x " << width;
+    }
+  }
+}
+
 TEST(TopKTileTest, SpreadsFewLongRowsOnly) {
   EXPECT_EQ(ChooseTopKTile(1, 32768, kProcessors).cluster, 4);
   EXPECT_EQ(ChooseTopKTile(32, 32768, kProcessors).cluster, 2);

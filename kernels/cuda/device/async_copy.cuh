@@ -148,6 +148,15 @@ __device__ inline void NamedBarrierArrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// barrier.cluster (9.7.13.3): what any thread of the cluster wrote before it arrived, shared memory
+// of other blocks included, is seen after the wait.
+__device__ inline void ClusterArrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ inline void ClusterWait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 // griddepcontrol (9.7.13.14): the next kernel of the stream may start; and wait for the one before.
 __device__ inline void AllowNextKernel() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
