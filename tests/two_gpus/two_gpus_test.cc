@@ -44,9 +44,10 @@ int CountOf(const std::string& text, std::string_view what) {
   return count;
 }
 
-// How often a link of that worker went down while requests used it.
+// How often a link of that worker went down while requests used it: as decode says it, or as prefill.
 int BrokenUnderRequests(const std::string& log) {
-  return CountOf(log, "link is down, with ") - CountOf(log, "link is down, with 0 ");
+  return CountOf(log, "link is down, with ") - CountOf(log, "link is down, with 0 ") +
+         CountOf(log, "hand-off failed");
 }
 
 double LinksUp(const RunningMember& member) {
@@ -121,12 +122,61 @@ TEST_F(TwoGpusTest, AnswersOverNcclEqualThoseOfOneProcess) {
               static_cast<long long>(streams.answers()), problems.size());
 }
 
+// What a cluster adds to the time to the first token: router, reservation and the part of the hand-off
+// that the answer waits for.
+TEST_F(TwoGpusTest, TheFirstTokenComesHardlyLaterThanInOneProcess) {
+  constexpr int kRepeats = 7;
+  const std::vector<GenerateInput> prompts = RandomInputs(std::vector<int64_t>(kRepeats, 10'500), 1, 9);
+  const auto median = [](std::vector<double> times) {
+    std::nth_element(times.begin(), times.begin() + kRepeats / 2, times.end());
+    return 1e3 * times[kRepeats / 2];
+  };
+  const auto since = [](steady_clock::time_point start) {
+    return std::chrono::duration<double>(steady_clock::now() - start).count();
+  };
+  std::vector<double> alone, together;
+  {
+    ClusterFlags flags;
+    flags.model = kNeedleTiny;
+    flags.device = "cuda:0";
+    flags.max_context = "12288";
+    const auto options = SingleProcessOptions(flags);
+    ASSERT_TRUE(options.ok()) << options.status();
+    const auto engine = Engine::Create(*options);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    for (int i = -1; i < kRepeats; ++i) {
+      const auto start = steady_clock::now();
+      const auto answer = Generate(**engine, {&prompts[static_cast<size_t>(std::max(0, i))], 1}, {});
+      ASSERT_TRUE(answer.ok()) << answer.status();
+      if (i >= 0) alone.push_back(since(start));
+    }
+  }
+  const auto cluster = Start({"--device", "cuda:0,cuda:1"});
+  ASSERT_NE(cluster, nullptr);
+  const GenerateClient client(cluster->router_address());
+  for (int i = -1; i < kRepeats; ++i) {
+    GenerateInput input = prompts[static_cast<size_t>(std::max(0, i))];
+    input.sampling.max_new_tokens = 4;
+    double first = 0;
+    const auto start = steady_clock::now();
+    const auto answer = client.Generate(input, std::chrono::seconds(30), [&](const GeneratedToken&) {
+      if (first == 0) first = since(start);
+      return true;
+    });
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    if (i >= 0) together.push_back(first);
+  }
+  EXPECT_EQ(LinksOverNccl(cluster->Find("prefill-0")), 1);
+  std::printf("RESULT first token of 10,500 tokens, medians of %d: one process %.2f ms, cluster %.2f ms\n",
+              kRepeats, median(alone), median(together));
+}
+
 // Two clusters whose links cross. The workers that are killed, two of a kind, share GPU 0; those that
 // survive are alone on GPU 1, so its memory is theirs.
 TEST_F(TwoGpusTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
   const int rounds = LongTests() ? 10 : 2;
   const std::vector<GenerateInput> inputs =
-      RandomInputs({300, 700, 1'100, 1'500, 2'300, 3'100, 4'500}, 32, 5);
+      RandomInputs({900, 1'500, 2'300, 3'100, 4'500, 6'000, 9'000}, 8, 5);
   const std::vector<GenerateOutput> expected = Expected(inputs);
   ASSERT_EQ(expected.size(), inputs.size());
   struct Side {
@@ -158,7 +208,7 @@ TEST_F(TwoGpusTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
     });
   };
   ASSERT_TRUE(WaitFor(linked)) << "not all links came up over nccl";
-  for (Side& side : sides) ASSERT_TRUE(side.streams->WaitForTokens(500));
+  for (Side& side : sides) ASSERT_TRUE(side.streams->WaitForTokens(200));
   const int64_t free_before = FreeBytes(1);
 
   milliseconds slowest{0};
@@ -173,7 +223,7 @@ TEST_F(TwoGpusTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
       side.cluster->KillMember(name);
     }
     const auto killed = steady_clock::now();
-    for (Side& side : sides) ASSERT_TRUE(side.streams->WaitForTokens(100)) << "after round " << round;
+    for (Side& side : sides) ASSERT_TRUE(side.streams->WaitForTokens(60)) << "after round " << round;
     slowest = std::max(slowest, std::chrono::duration_cast<milliseconds>(steady_clock::now() - killed));
     for (Side& side : sides) {
       const std::string name = side.victims + std::to_string(victim);
@@ -192,15 +242,15 @@ TEST_F(TwoGpusTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
     const std::vector<std::string> problems = side.streams->problems();
     EXPECT_EQ(problems.size(), 0u) << problems.front();
     EXPECT_EQ(Reconcile(*side.cluster), "");
-    in_use += BrokenUnderRequests(TextOf(side.cluster->Find("decode-0").log_path));
+    in_use += BrokenUnderRequests(TextOf(side.cluster->Find(side.survivor).log_path));
     longest = std::max(longest, side.streams->longest_wait());
     answers += side.streams->answers();
   }
   EXPECT_LE(slowest, std::chrono::seconds(3));
   EXPECT_LE(longest, std::chrono::seconds(3));
   EXPECT_LE(std::abs(lost), kMiB);
-  std::printf("RESULT %d kills under NCCL, %lld answers, 100 tokens of each cluster after a kill in %lld ms "
-              "at most, longest wait of a stream %lld ms, %d links broke with requests on decode-0, "
+  std::printf("RESULT %d kills under NCCL, %lld answers, 60 tokens of each cluster after a kill in %lld ms "
+              "at most, longest wait of a stream %lld ms, %d times requests used the link, "
               "device memory of survivors %lld bytes less\n",
               2 * rounds, static_cast<long long>(answers), static_cast<long long>(slowest.count()),
               static_cast<long long>(longest.count()), in_use, static_cast<long long>(lost));
