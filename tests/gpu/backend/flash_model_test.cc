@@ -15,10 +15,12 @@
 #include "engine/engine.h"
 #include "engine/sequence.h"
 #include "kernels/numeric/bf16.h"
+#include "tests/gpu/backend/layer_comparison.h"
 
 // A model of DeepSeek-V4-Flash dimensions and few layers, in the official form, with random weights:
 //   lodestone synthesize bench/synthetic/flash-4-layers.json DIR
-// LODESTONE_FLASH_MODEL names DIR, LODESTONE_FLASH_TOKENS the long prompts (262144,1000000).
+// LODESTONE_FLASH_MODEL names DIR, LODESTONE_FLASH_TOKENS the long prompts (262144,1000000) and
+// LODESTONE_FLASH_NUMERICS what is rounded there (auto: reference).
 namespace lodestone {
 namespace {
 
@@ -27,20 +29,6 @@ constexpr int64_t kChunk = 8192;  // tokens of a step, and of a slot of a hand-o
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-std::vector<int32_t> RandomPrompt(int64_t length, int64_t vocab_size) {
-  std::vector<int32_t> tokens;
-  uint64_t state = 77;
-  for (int64_t i = 0; i < length; ++i) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    tokens.push_back(static_cast<int32_t>((state >> 33) % static_cast<uint64_t>(vocab_size)));
-  }
-  return tokens;
-}
-
-void Download(void* to, const void* from, int64_t bytes) {
-  ASSERT_EQ(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault), cudaSuccess);
 }
 
 int64_t FreeBytes() {
@@ -71,64 +59,15 @@ class FlashModelTest : public ::testing::Test {
   std::string directory_;
 };
 
-std::unique_ptr<Engine> MakeEngine(const EngineOptions& options) {
-  const double began = Now();
-  absl::StatusOr<std::unique_ptr<Engine>> engine = Engine::Create(options);
-  EXPECT_TRUE(engine.ok()) << engine.status().ToString();
-  std::printf("%s: loaded in %.1f s\n", Name(options.device).c_str(), Now() - began);
-  return *std::move(engine);
-}
-
 // --- The same layer outputs as on the CPU -----------------------------------------------------------
 
-// The residual streams of every token after every layer, and the log-probabilities of what follows.
-struct Pass {
-  std::vector<std::vector<float>> layers;
-  std::vector<float> logprobs;
-};
-
-Pass RunPass(Engine& engine, ForwardProbe& probe, const std::vector<int32_t>& prompt) {
-  Pass pass;
-  probe.on_layer = [&pass](int, const TensorView& streams) {
-    std::vector<uint16_t> bits(static_cast<size_t>(streams.num_elements()));
-    Download(bits.data(), streams.data, streams.num_bytes());
-    std::vector<float>& values = pass.layers.emplace_back();
-    for (const uint16_t value : bits) values.push_back(Bf16ToFloat(value));
-  };
-  const SamplingParams greedy{.ignore_eos = true, .max_new_tokens = 1, .logprobs = true};
-  auto sequence = engine.NewSequence(prompt, 0, greedy, std::ssize(prompt) + 1).value();
-  const StepPart part{sequence.get(), static_cast<int32_t>(std::ssize(prompt))};
-  pass.logprobs.push_back(engine.Step({&part, 1}).value()[0].token.logprob);
-  probe.on_layer = nullptr;
-  return pass;
-}
-
-// |got - want| / |want| of each token, ascending.
-std::vector<double> TokenErrors(const std::vector<float>& got, const std::vector<float>& want,
-                                size_t num_tokens) {
-  std::vector<double> errors;
-  const size_t width = want.size() / num_tokens;
-  for (size_t token = 0; token < num_tokens; ++token) {
-    double difference = 0, size = 0;
-    for (size_t i = token * width; i < (token + 1) * width; ++i) {
-      difference += std::pow(static_cast<double>(got[i]) - static_cast<double>(want[i]), 2);
-      size += std::pow(static_cast<double>(want[i]), 2);
-    }
-    errors.push_back(std::sqrt(difference / size));
-  }
-  std::ranges::sort(errors);
-  return errors;
-}
-
-// How far the layers' outputs may be from the CPU's: the median token after layer 0 and after the last
-// layer, and any token.
-struct LayerTolerance {
+struct FlashLayerCase {
   Numerics numerics;
-  double first, last, any;
+  LayerTolerance tolerance;
 };
 
 class FlashLayerTest : public FlashModelTest,
-                       public ::testing::WithParamInterface<LayerTolerance> {};
+                       public ::testing::WithParamInterface<FlashLayerCase> {};
 
 // Sums are added in other orders, so bf16 values fall either way; a random gate has experts that are
 // as good as equal, and a token that goes to another one differs visibly. Under `reference` inputs of
@@ -136,41 +75,16 @@ class FlashLayerTest : public FlashModelTest,
 // the next ones, so layers are bound loosely there, and products one by one elsewhere
 // (CudaQuantisedTest).
 TEST_P(FlashLayerTest, OutputsMatchTheCpu) {
-  const LayerTolerance tolerance = GetParam();
-  ForwardProbe probes[2];
-  EngineOptions on_cpu = Options(kHostDevice), on_gpu = Options(kGpu);
-  on_cpu.numerics = on_gpu.numerics = tolerance.numerics;
-  on_cpu.probe = &probes[0];
-  on_gpu.probe = &probes[1];
-  const std::unique_ptr<Engine> cpu = MakeEngine(on_cpu);
-  const std::unique_ptr<Engine> gpu = MakeEngine(on_gpu);
-  for (const int64_t length : {1, 5, 131, 300}) {
-    SCOPED_TRACE(length);
-    const std::vector<int32_t> prompt = RandomPrompt(length, cpu->config().vocab_size);
-    const Pass want = RunPass(*cpu, probes[0], prompt);
-    const Pass got = RunPass(*gpu, probes[1], prompt);
-    std::printf("%lld tokens: log-probability of the next %.5f, on the CPU %.5f\n",
-                static_cast<long long>(length), static_cast<double>(got.logprobs[0]),
-                static_cast<double>(want.logprobs[0]));
-    ASSERT_EQ(got.layers.size(), want.layers.size());
-    for (size_t layer = 0; layer < want.layers.size(); ++layer) {
-      const std::vector<double> errors =
-          TokenErrors(got.layers[layer], want.layers[layer], prompt.size());
-      const double median = errors[errors.size() / 2];
-      std::printf("  layer %zu: relative error of a token: median %.5f, 90 %% %.5f, worst %.5f\n",
-                  layer, median, errors[errors.size() * 9 / 10], errors.back());
-      EXPECT_LT(median, layer == 0 ? tolerance.first : tolerance.last) << "layer " << layer;
-      EXPECT_LT(errors.back(), tolerance.any) << "layer " << layer;
-    }
-  }
+  EngineOptions options = Options(kGpu);
+  options.numerics = GetParam().numerics;
+  ExpectLayersMatchTheCpu(options, {1, 5, 131, 300}, GetParam().tolerance);
 }
 
 INSTANTIATE_TEST_SUITE_P(Numerics, FlashLayerTest,
-                         ::testing::Values(LayerTolerance{Numerics::kPlain, 0.01, 0.1, 0.4},
-                                           LayerTolerance{Numerics::kReference, 0.04, 0.25, 0.5}),
-                         [](const auto& tolerance) {
-                           return tolerance.param.numerics == Numerics::kPlain ? "Plain"
-                                                                               : "Reference";
+                         ::testing::Values(FlashLayerCase{Numerics::kPlain, {0.01, 0.1, 0.4}},
+                                           FlashLayerCase{Numerics::kReference, {0.04, 0.25, 0.5}}),
+                         [](const auto& one) {
+                           return one.param.numerics == Numerics::kPlain ? "Plain" : "Reference";
                          });
 
 // --- Long prompts -----------------------------------------------------------------------------------
@@ -202,7 +116,7 @@ class PlantedKeys {
       }
       key.push_back(FloatToBf16(100 * sum / static_cast<float>(heads_)));
     }
-    Download(AddressOf(entry), key.data(), dims_ * 2);
+    CopyBytes(AddressOf(entry), key.data(), dims_ * 2);
   }
 
   // What the query selects as the next token of the sequence.
@@ -233,7 +147,7 @@ class PlantedKeys {
         engine_.stream());
     EXPECT_TRUE(engine_.stream().Synchronize().ok());
     std::vector<int32_t> entries(static_cast<size_t>(k));
-    Download(entries.data(), chosen.data(), k * 4);
+    CopyBytes(entries.data(), chosen.data(), k * 4);
     return entries;
   }
 
@@ -248,7 +162,7 @@ class PlantedKeys {
   }
   static Buffer OnDevice(const void* data, int64_t bytes) {
     Buffer buffer = Buffer::Allocate(bytes, WorkMemory(kGpu)).value();
-    Download(buffer.data(), data, bytes);
+    CopyBytes(buffer.data(), data, bytes);
     return buffer;
   }
 
@@ -297,7 +211,7 @@ void MoveInSlots(Engine& engine, const SequenceCache& from, SequenceCache& to, i
   move(from.FinalRuns(length), to.FinalRuns(length));
   ASSERT_TRUE(engine.stream().Synchronize().ok());
   uint64_t sums[2][kNumCacheKinds];
-  Download(sums, digests.data(), sizeof(sums));
+  CopyBytes(sums, digests.data(), sizeof(sums));
   EXPECT_EQ(std::memcmp(sums[0], sums[1], sizeof(RowDigests)), 0) << "digests differ";
   to.SetLength(length);
 }
@@ -328,9 +242,12 @@ TEST_F(FlashModelTest, LongPromptsFitThePlanAndPlantedKeysAreFound) {
   const std::vector<int64_t> lengths = LongLengths();
   EngineOptions options = Options(kGpu);
   options.max_batch_tokens = kChunk;
+  if (const char* name = std::getenv("LODESTONE_FLASH_NUMERICS")) {
+    options.numerics = ParseNumerics(name);
+  }
   options.max_context_tokens = *std::ranges::max_element(lengths) + 64;
   const int64_t free_before = FreeBytes();
-  const std::unique_ptr<Engine> engine = MakeEngine(options);
+  const std::unique_ptr<Engine> engine = MakeTimedEngine(options);
   const int64_t taken = free_before - FreeBytes();
   EXPECT_NEAR(static_cast<double>(taken), static_cast<double>(engine->plan().capacity.total()),
               0x1p27)
