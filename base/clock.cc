@@ -12,8 +12,9 @@ class SystemClocks final : public Clock {
 }  // namespace
 
 Clock* RealClock() {
-  static SystemClocks clocks;
-  return &clocks;
+  // Never destroyed: a thread that still runs at the end of the process may ask for the time.
+  static SystemClocks* const clocks = new SystemClocks;
+  return clocks;
 }
 
 TimePoint FakeClock::Now() const { return TimePoint(elapsed_.load()); }

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <stdexcept>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
@@ -100,6 +101,9 @@ absl::Status ParseCommandLine(int argc, const char* const* argv, CommandLine* li
     line->app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return absl::InvalidArgumentError(error.what());
+  } catch (const std::out_of_range&) {  // CLI11 2.3 lets it out for --switch=99999999999999999999
+    return absl::InvalidArgumentError(
+        "the value of a switch is out of range, expected true or false");
   }
   const std::vector<std::string> unknown = line->app.remaining();
   if (unknown.empty() || line->help) return absl::OkStatus();

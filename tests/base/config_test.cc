@@ -127,6 +127,7 @@ TEST_F(ConfigTest, BoolFlagTakesAValueToo) {
   ASSERT_TRUE(Parse(&config_, {"--no-streaming", "--streaming"}).ok());
   EXPECT_TRUE(config_.streaming) << "the last one counts";
   EXPECT_THAT(ErrorOf({"--streaming=maybe"}), HasSubstr("maybe"));
+  EXPECT_THAT(ErrorOf({"--no-streaming=99999999999999999999"}), HasSubstr("out of range"));
 }
 
 TEST_F(ConfigTest, FlagBeatsEnvironmentBeatsFileBeatsDefault) {

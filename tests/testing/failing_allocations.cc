@@ -31,7 +31,10 @@ bool IsTooLarge(std::size_t size) {
   return true;
 }
 
-bool FailsNow() { return t_state.armed && t_state.count++ == t_state.fail_at; }
+// The thread sanitizer calls mmap before it is ready to watch anybody.
+__attribute__((no_sanitize("thread"))) bool FailsNow() {
+  return t_state.armed && t_state.count++ == t_state.fail_at;
+}
 
 }  // namespace
 
@@ -98,8 +101,9 @@ void operator delete[](void* bytes, std::align_val_t) noexcept { std::free(bytes
 void operator delete(void* bytes, std::size_t, std::align_val_t) noexcept { std::free(bytes); }
 void operator delete[](void* bytes, std::size_t, std::align_val_t) noexcept { std::free(bytes); }
 
-extern "C" void* mmap(void* address, std::size_t length, int protection, int flags, int fd,
-                      off_t offset) noexcept {
+extern "C" __attribute__((no_sanitize("thread"))) void* mmap(void* address, std::size_t length,
+                                                               int protection, int flags, int fd,
+                                                               off_t offset) noexcept {
   if (lodestone::FailsNow()) {
     errno = ENOMEM;
     return MAP_FAILED;
