@@ -41,8 +41,11 @@ int64_t ScoreRows(int64_t num_tokens, int64_t max_visible) {
 }
 
 int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible) {
-  return RoundUp(ScoreRows(num_tokens, max_visible) * ScoreStride(max_visible) * 4,
-                 kScratchAlignment);
+  // Not the bytes of ScoreRows: those fall where one row less fits, and a plan for the longest
+  // context must hold for all shorter ones.
+  const int64_t row_bytes = ScoreStride(max_visible) * 4;
+  const int64_t bytes = std::max<int64_t>(num_tokens, 1) * row_bytes;
+  return RoundUp(std::max(std::min(bytes, kMaxScoreBytes), row_bytes), kScratchAlignment);
 }
 
 AttentionSplits ChooseAttentionSplits(int64_t num_tokens, int64_t num_heads, int64_t max_keys,

@@ -24,8 +24,9 @@ TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processor
 
 // Row stride of the scores in scratch, in elements.
 int64_t ScoreStride(int64_t max_visible);
-// Tokens whose scores are in scratch at one time, and its bytes: never more than kMaxScoreBytes.
+// Tokens whose scores are in scratch at one time.
 int64_t ScoreRows(int64_t num_tokens, int64_t max_visible);
+// Its bytes: never more than kMaxScoreBytes (or one row), nor more for fewer tokens or entries.
 int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible);
 
 // kTensorCore needs sm_90a, bf16 latents, d = 512 and r_d = 64. Keys are attended to 64 a step.

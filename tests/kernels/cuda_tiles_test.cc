@@ -46,6 +46,19 @@ TEST(IndexTopKScratchTest, StaysBelowTheCapAtAnyContext) {
   EXPECT_EQ(ScoreRows(256, 262144), 256);
 }
 
+TEST(IndexTopKScratchTest, OfTheLongestContextIsEnoughForAllShorterOnes) {
+  for (int64_t tokens : {1, 500, 512, 8192}) {
+    int64_t shorter = 0;
+    for (int64_t visible = 0; visible <= 262144; visible += 64) {
+      const int64_t bytes = IndexTopKScratchBytes(tokens, visible);
+      ASSERT_GE(bytes, shorter) << tokens << " x " << visible;
+      ASSERT_GE(bytes, IndexTopKScratchBytes(tokens / 2, visible)) << tokens << " x " << visible;
+      ASSERT_GE(bytes, ScoreRows(tokens, visible) * ScoreStride(visible) * 4);
+      shorter = bytes;
+    }
+  }
+}
+
 TEST(AttentionSplitsTest, CoverTheKeysAndFillTheProcessors) {
   for (int64_t tokens : {1, 7, 32, 128, 4096}) {
     for (int64_t heads : {4, 64, 128}) {
