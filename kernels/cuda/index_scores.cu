@@ -41,7 +41,7 @@ struct IndexScoresTile {
   static constexpr bool kWidens = kFormat != IndexKeyFormat::kBf16;
   static constexpr int kMathGroups = kTokens == 1 ? (kWidens ? 4 : 2) : 3;
   static constexpr int kMathThreads = 128 * kMathGroups;
-  static constexpr int kLoadWarps = 4;
+  static constexpr int kLoadWarps = kMathGroups == 3 ? 3 : 4;
   static constexpr int kThreads = kMathThreads + 32 * kLoadWarps;
   static constexpr int kPayloadBytes =
       kEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).payload);
@@ -50,10 +50,13 @@ struct IndexScoresTile {
   // The ring takes more than half of the shared memory (kBf16) or the threads more than half of the
   // registers: blocks of the next launch must not share a processor with one of this, since each
   // block has an equal share of the tiles.
-  static constexpr int kStages = kFormat == IndexKeyFormat::kFp4 ? 16 : 8;
+  static constexpr int kStages =
+      (kFormat == IndexKeyFormat::kFp4 ? 2 : 1) * (kMathGroups == 3 ? 9 : 8);
   static constexpr int kQueryHalfBytes = kColumns * 128;  // 64 dims of every column
   static_assert(kPayloadBytes % 1024 == 0, "tiles keep the alignment that swizzled rows need");
   static_assert(kStages % kLoadWarps == 0, "a stage has one loading warp");
+  // A warpgroup that did not wait for a stage's last tile could take that one's phase for its own.
+  static_assert(kStages % kMathGroups == 0, "a stage has one math warpgroup");
 };
 
 template <typename Tile>
@@ -372,6 +375,14 @@ __device__ void StoreScore(const ScoreRow& row, int tile, const float (&sums)[Ti
   if (entry < row.visible) row.out[entry] = score;
 }
 
+constexpr int kWarpsOfGroup = 4;
+
+// A warpgroup's warps end their reads at different times: a buffer is free when all of them say so.
+__device__ void ReleaseByWarp(uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) BarrierArrive(barrier);
+}
+
 // One math warpgroup: its turns among the tiles of this block.
 template <typename Tile>
 __device__ void ScoreTiles(const IndexScoresArgs& args, IndexScoresShared<Tile>& shared) {
@@ -401,7 +412,7 @@ __device__ void ScoreTiles(const IndexScoresArgs& args, IndexScoresShared<Tile>&
         }
         float acc[Tile::kColumns / 2];
         MultiplyTile<Tile>(shared.keys[stage], shared.query[buffer], row, scales, acc);
-        if (threadIdx.x % 128 == 0) BarrierArrive(&shared.key_empty[stage]);
+        ReleaseByWarp(&shared.key_empty[stage]);
         float sums[Tile::kTokens][2];
         SumHeads<Tile>(acc, shared.weight[buffer], static_cast<int>(args.num_heads), sums);
         if constexpr (Tile::kFormat == IndexKeyFormat::kFp8) {
@@ -412,7 +423,7 @@ __device__ void ScoreTiles(const IndexScoresArgs& args, IndexScoresShared<Tile>&
         }
         StoreScore<Tile>(score_row, tile + i, sums);
       }
-      if (threadIdx.x % 128 == 0) BarrierArrive(&shared.query_empty[buffer]);
+      ReleaseByWarp(&shared.query_empty[buffer]);
       ++query;
     }
     number += count;
@@ -432,11 +443,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < Tile::kStages; ++i) {
       BarrierInit(&shared.key_full[i], 1);
-      BarrierInit(&shared.key_empty[i], 1);
+      BarrierInit(&shared.key_empty[i], kWarpsOfGroup);
     }
     for (int i = 0; i < 2; ++i) {
       BarrierInit(&shared.query_full[i], 1);
-      BarrierInit(&shared.query_empty[i], Tile::kMathGroups);
+      BarrierInit(&shared.query_empty[i], kWarpsOfGroup * Tile::kMathGroups);
     }
     BarrierInitFence();
   }
