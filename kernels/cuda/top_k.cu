@@ -20,6 +20,7 @@
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/score_key.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launchers.h"
 
@@ -35,7 +36,6 @@ constexpr int kMaxSurvivors = 16384;
 constexpr int kMaxDirect = 8;  // keys per thread of a row that is selected from directly
 constexpr int kMaxCluster = 8;
 constexpr uint32_t kMissing = 0;  // no entry; below the key of every score
-constexpr uint32_t kNanKey = 1;
 
 struct Counts {
   int above;  // keys above the k-th
@@ -61,12 +61,6 @@ struct TopKShared {
   Counts counts;         // of this block's part
   int count_of_row;      // first block: bisection
 };
-
-__device__ uint32_t KeyOf(float score) {
-  if (score != score) return kNanKey;
-  const uint32_t bits = __float_as_uint(score + 0.0f);  // -0 becomes +0
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
 
 // A barrier of the whole row.
 __device__ void SyncRow(cg::cluster_group& cluster) {
