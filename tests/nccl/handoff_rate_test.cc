@@ -26,10 +26,6 @@ using std::chrono::milliseconds;
 constexpr DeviceId kPrefillGpu{0};
 constexpr DeviceId kDecodeGpu{1};
 
-double SecondsSince(TimePoint start) {
-  return std::chrono::duration<double>(RealClock()->Now() - start).count();
-}
-
 // What a worker has on its GPU.
 struct GpuSide {
   explicit GpuSide(DeviceId device, const CacheShape& shape, int64_t tokens)
@@ -229,22 +225,6 @@ class HandoffPair {
   std::atomic<bool> stop_ = false;
   std::thread loop_;
 };
-
-double PeerCopyRate(size_t bytes) {
-  DeviceBytes from(0, bytes);
-  DeviceBytes to(1, bytes);
-  cudaSetDevice(0);
-  cudaDeviceEnablePeerAccess(1, 0);
-  cudaGetLastError();  // it may be enabled already
-  double best = 0;
-  for (int repeat = 0; repeat < 5; ++repeat) {
-    const TimePoint start = RealClock()->Now();
-    cudaMemcpyPeer(to.span().data(), 1, from.span().data(), 0, bytes);
-    cudaDeviceSynchronize();
-    best = std::max(best, static_cast<double>(bytes) / SecondsSince(start));
-  }
-  return best;
-}
 
 class HandoffRateTest : public testing::Test {
  protected:

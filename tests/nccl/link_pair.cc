@@ -169,6 +169,26 @@ int64_t FreeBytes(int device) {
   return static_cast<int64_t>(free);
 }
 
+double SecondsSince(TimePoint start) {
+  return std::chrono::duration<double>(RealClock()->Now() - start).count();
+}
+
+double PeerCopyRate(size_t bytes) {
+  const DeviceBytes from(0, bytes);
+  const DeviceBytes to(1, bytes);
+  cudaSetDevice(0);
+  cudaDeviceEnablePeerAccess(1, 0);
+  cudaGetLastError();  // it may be enabled already
+  double best = 0;
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    const TimePoint start = RealClock()->Now();
+    cudaMemcpyPeer(to.span().data(), 1, from.span().data(), 0, bytes);
+    cudaDeviceSynchronize();
+    best = std::max(best, static_cast<double>(bytes) / SecondsSince(start));
+  }
+  return best;
+}
+
 bool WaitFor(const std::function<bool()>& condition, milliseconds limit) {
   const TimePoint until = RealClock()->Now() + limit;
   while (!condition()) {

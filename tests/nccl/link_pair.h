@@ -44,6 +44,10 @@ class DeviceBytes {
 
 int64_t FreeBytes(int device);
 
+double SecondsSince(TimePoint start);
+// Bytes per second of a copy of `bytes` from GPU 0 to GPU 1 with peer access, the best of five.
+double PeerCopyRate(size_t bytes);
+
 // The next event of a stream, or nullopt after `limit`.
 std::optional<SlotEvent> NextEvent(SlotStream& stream, std::chrono::milliseconds limit);
 bool WaitFor(const std::function<bool()>& condition, std::chrono::milliseconds limit);

@@ -21,10 +21,6 @@ class NcclLinkTest : public testing::Test {
   }
 };
 
-double SecondsSince(TimePoint start) {
-  return std::chrono::duration<double>(RealClock()->Now() - start).count();
-}
-
 TEST_F(NcclLinkTest, SlotsOfAnySizeArriveWholeAndInOrder) {
   auto prefill = MakeEndpoint(Side::kPrefill, 0);
   auto decode = MakeEndpoint(Side::kDecode, 1);
@@ -248,21 +244,6 @@ TEST_F(NcclLinkTest, TheAbortOfAHungLinkLetsItsNeighbourFlow) {
   EXPECT_LT(aborting.first, 0.2);
 }
 
-// Of cudaMemcpyPeer of `bytes` from GPU 0 to GPU 1, with peer access.
-double PeerCopyRate(const DeviceBytes& from, const DeviceBytes& to, size_t bytes) {
-  cudaSetDevice(0);
-  cudaDeviceEnablePeerAccess(1, 0);
-  cudaGetLastError();  // it may be enabled already
-  double best = 0;
-  for (int repeat = 0; repeat < 3; ++repeat) {
-    const TimePoint start = RealClock()->Now();
-    cudaMemcpyPeer(to.span().data(), 1, from.span().data(), 0, bytes);
-    cudaDeviceSynchronize();
-    best = std::max(best, static_cast<double>(bytes) / SecondsSince(start));
-  }
-  return best;
-}
-
 // Bytes per second of `count` slots of `slot` bytes, `depth` of them posted at a time; 0 if one fails.
 double LinkRate(LinkPair& pair, const DeviceBytes& from, const DeviceBytes& to, size_t slot,
                 uint64_t count, uint64_t depth, uint64_t* seq) {
@@ -325,7 +306,7 @@ TEST_F(NcclLinkTest, RateAgainstARawPeerCopy) {
   constexpr size_t kTotal = size_t{1} << 30;
   DeviceBytes from(0, kTotal);
   DeviceBytes to(1, kTotal);
-  const double copy = PeerCopyRate(from, to, kTotal);
+  const double copy = PeerCopyRate(kTotal);
   std::printf("RESULT raw peer copy of 1 GiB: %.1f GB/s\n", copy / 1e9);
   for (int ctas : {8, 16, 24}) {
     for (size_t group : {1, 2}) {
