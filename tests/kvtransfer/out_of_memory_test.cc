@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "base/config.h"
 #include "base/out_of_memory.h"
 #include "tests/kvtransfer/worker_pair.h"
@@ -40,7 +41,9 @@ void FailEverywhere(bool in_prefill, const std::function<void(WorkerPair&, Lease
     arm([&] { loop = CatchOutOfMemory("", run); });
     if (loop.ok()) {
       ASSERT_EQ(outcomes.size(), 1u);
-      EXPECT_TRUE(outcomes[0].status.ok()) << outcomes[0].status;
+      // A block table that cannot grow ends the request, not the loop.
+      const absl::Status& status = outcomes[0].status;
+      EXPECT_TRUE(status.ok() || absl::StrContains(status.message(), "no memory")) << status;
     } else {
       EXPECT_TRUE(absl::IsResourceExhausted(loop)) << loop;
       check(pair, lease);
