@@ -86,6 +86,7 @@ void BenchIndex(const IndexPool& pool, int64_t entries, int64_t num_seqs, int64_
                           .num_visible = visible.data(),
                           .num_tokens = tokens,
                           .num_seqs = num_seqs,
+                          .old_keys = tokens_per_seq == 1,
                           .num_heads = kIndexHeads,
                           .head_dim = kIndexDims,
                           .max_visible = entries,

@@ -59,6 +59,7 @@ cuda::IndexScoresArgs ScoresArgsOf(const IndexTopKParams& p) {
           .num_visible = p.num_visible.as<int32_t>(),
           .num_tokens = p.q.shape[0],
           .num_seqs = p.batch.num_seqs(),
+          .old_keys = p.q.shape[0] == p.batch.num_seqs(),
           .num_heads = p.q.shape[1],
           .head_dim = p.q.shape[2],
           .max_visible = VisibleBound(p.batch)};

@@ -27,6 +27,8 @@ struct DeviceRows {
 
 // Scores of the lightning indexer (IndexTopKParams), fp32. Only scores[t, n < num_visible[t]] are
 // written. A dot product of -inf gives NaN (relu is computed as (x + |x|) / 2).
+// block_table, token_seq and num_visible are read before the kernels ahead in the stream end: no
+// kernel of a step writes them.
 struct IndexScoresArgs {
   const uint16_t* q = nullptr;    // bf16 [T, H_i, d_i]
   const float* weight = nullptr;  // [T, H_i]
@@ -38,11 +40,14 @@ struct IndexScoresArgs {
   const int32_t* num_visible = nullptr;  // [T]
   int64_t num_tokens = 0;                // T
   int64_t num_seqs = 0;                  // B; fewer than T: tokens of one sequence share key reads
-  int64_t num_heads = 0;                 // H_i
-  int64_t head_dim = 0;                  // d_i
-  int64_t max_visible = 0;               // at least every num_visible[t]
-  float* scores = nullptr;               // [T, score_stride]  out
-  int64_t score_stride = 0;              // elements; >= max_visible
+  // Of each token only the last visible entry may be new in this step: true where every sequence of
+  // the step has one token. Loads of older entries then begin before the kernels ahead end.
+  bool old_keys = false;
+  int64_t num_heads = 0;     // H_i
+  int64_t head_dim = 0;      // d_i
+  int64_t max_visible = 0;   // at least every num_visible[t]
+  float* scores = nullptr;   // [T, score_stride]  out
+  int64_t score_stride = 0;  // elements; >= max_visible
 };
 void LaunchIndexScores(const IndexScoresArgs& args, IndexScoresPath path, cudaStream_t stream);
 // What the current device and this shape allow: kPortable, or kTensorCore where it is faster.

@@ -184,6 +184,7 @@ IndexScoresArgs IndexCase::Args() {
           .num_visible = num_visible->data(),
           .num_tokens = batch.num_tokens(),
           .num_seqs = batch.num_seqs,
+          .old_keys = batch.num_tokens() == batch.num_seqs,
           .num_heads = shape.num_heads,
           .head_dim = shape.head_dim,
           .max_visible = batch.max_visible()};

@@ -138,6 +138,22 @@ TEST(IndexScoresTest, KeysOfAnySizeGiveTheSameBits) {
   }
 }
 
+// Groups whose scale is the smallest there is, beside ordinary ones.
+TEST(IndexScoresTest, ZeroGroupsGiveTheSameBits) {
+  IndexCase bf16(kDecode, {.round_keys_to_fp4 = true}, 5);
+  IndexCase fp4(kDecode, {.format = IndexKeyFormat::kFp4, .round_keys_to_fp4 = true}, 5);
+  const int64_t page = bf16.batch.block_table[9 * bf16.batch.max_pages + 1];
+  for (int64_t entry : {0, 7, 33}) {
+    const int64_t group = entry % 4;
+    std::memset(bf16.keys.payload(page, entry) + group * kFp4Group * 2, 0, kFp4Group * 2);
+    std::memset(fp4.keys.payload(page, entry) + group * kFp4Group / 2, 0, kFp4Group / 2);
+    fp4.keys.scale(page, entry)[group] = std::byte{1};
+  }
+  for (IndexScoresPath path : kPaths) {
+    ExpectSameBits(Compute(bf16, path), Compute(fp4, path), "zero groups");
+  }
+}
+
 // A token's scores do not depend on the tokens beside it: pairs share tiles, single tokens do not.
 TEST(IndexScoresTest, ChunkingDoesNotChangeBits) {
   for (IndexKeyFormat format : kFormats) {
@@ -168,6 +184,15 @@ TEST(IndexScoresTest, NanKeyMarksOnlyItsEntry) {
   for (IndexScoresPath path : kPaths) {
     const std::vector<float> scores = Compute(input, path);
     for (size_t i = 0; i < scores.size(); ++i) ASSERT_EQ(std::isnan(scores[i]), i == 64 + 5);
+  }
+}
+
+TEST(IndexScoresTest, NanFp8CodeMarksOnlyItsEntry) {
+  IndexCase input({{1023, 1}}, {.format = IndexKeyFormat::kFp8}, 4);
+  *input.keys.payload(input.batch.block_table[2], 11) = std::byte{0xff};
+  for (IndexScoresPath path : kPaths) {
+    const std::vector<float> scores = Compute(input, path);
+    for (size_t i = 0; i < scores.size(); ++i) ASSERT_EQ(std::isnan(scores[i]), i == 128 + 11);
   }
 }
 
@@ -212,6 +237,36 @@ TEST(IndexTopKTest, SelectsWhatTheReferenceSelects) {
         for (int32_t i = 0; i < k; ++i) ASSERT_EQ(got[t * k + i], want[i]) << "token " << t;
       }
       EXPECT_TRUE(top.guards_intact() && scratch.guards_intact());
+    }
+  }
+}
+
+// Launches that start before the one ahead of them has ended share one scratch: neither may see the
+// other's queries or scores.
+TEST(IndexTopKTest, LaunchesBackToBackDoNotMix) {
+  constexpr int32_t kTop = 64;
+  constexpr int kLaunches = 24;
+  for (IndexKeyFormat format : kFormats) {
+    IndexCase first({{40000, 1}, {517, 1}}, {.format = format}, 31);
+    IndexCase second({{9000, 1}, {30000, 1}}, {.format = format}, 32);
+    IndexTopKArgs args[2] = {{.index = first.Args(), .k = kTop},
+                             {.index = second.Args(), .k = kTop}};
+    const DeviceArray<uint8_t> scratch(
+        static_cast<size_t>(IndexTopKScratchBytes(2, first.batch.max_visible())));
+    const DeviceArray<int32_t> top(static_cast<size_t>(kLaunches * 2 * kTop));
+    for (IndexTopKArgs& one : args) one.scratch = scratch.data();
+    for (int i = 0; i < kLaunches; ++i) {  // the first two one by one
+      args[i % 2].top_entries = top.data() + i * 2 * kTop;
+      LaunchIndexTopK(args[i % 2], nullptr);
+      if (i < 2) CUDA_CHECK(cudaDeviceSynchronize());
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const std::vector<int32_t> got = top.Read();
+    for (int i = 2; i < kLaunches; ++i) {
+      for (int j = 0; j < 2 * kTop; ++j) {
+        ASSERT_EQ(got[i * 2 * kTop + j], got[i % 2 * 2 * kTop + j])
+            << Name(format) << " launch " << i << " place " << j;
+      }
     }
   }
 }

@@ -12,6 +12,13 @@ __device__ inline uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// ld.shared (9.7.9.8) of a word; not moved across barriers.
+__device__ inline uint32_t LoadShared(uint32_t shared_address) {
+  uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(shared_address));
+  return word;
+}
+
 // mbarrier.init (9.7.13.15.9): a phase completes after `arrivals` arrivals and all expected bytes.
 __device__ inline void BarrierInit(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
@@ -25,9 +32,10 @@ __device__ inline void BarrierInitFence() {
 }
 
 // mbarrier.arrive (9.7.13.15.13).
-__device__ inline void BarrierArrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+__device__ inline void BarrierArrive(uint32_t barrier_address) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier_address) : "memory");
 }
+__device__ inline void BarrierArrive(uint64_t* barrier) { BarrierArrive(SharedAddress(barrier)); }
 
 // mbarrier.arrive.expect_tx: one arrival, and `bytes` more to wait for.
 __device__ inline void BarrierArriveExpect(uint64_t* barrier, uint32_t bytes) {
@@ -39,7 +47,7 @@ __device__ inline void BarrierArriveExpect(uint64_t* barrier, uint32_t bytes) {
 
 // mbarrier.try_wait.parity (9.7.13.15.16): returns once the phase of this parity is complete. A
 // fresh barrier counts as having completed a phase of parity 1.
-__device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
+__device__ inline void BarrierWait(uint32_t barrier_address, uint32_t parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
@@ -48,9 +56,12 @@ __device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
       "@done bra DONE;\n"
       "bra WAIT;\n"
       "DONE:\n"
-      "}\n" ::"r"(SharedAddress(barrier)),
+      "}\n" ::"r"(barrier_address),
       "r"(parity)
       : "memory");
+}
+__device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
+  BarrierWait(SharedAddress(barrier), parity);
 }
 
 // cp.async.bulk.tensor.2d / 3d (9.7.9.25.5.2): one box of a tensor map.

@@ -47,14 +47,28 @@ __device__ inline uint32_t SpreadE2m1Pair(uint32_t byte) {
   const uint32_t magnitudes = (byte * ((1u << 18) + (1u << 6))) & 0x01c001c0u;
   return ((byte * ((1u << 24) + (1u << 12))) & 0x80008000u) | magnitudes;
 }
-// What brings it back with scale code `scale` in one product, 2^(scale - 1). REQUIRES: scale <=
-// 128.
-__device__ inline uint32_t E2m1Factor(uint32_t scale) { return (scale + 126) * 0x00800080u; }
-
-// The same with any scale: two products, both exact.
+// The value, with any scale: two products, both exact.
 __device__ inline uint32_t WidenE2m1Pair(uint32_t byte, uint32_t scale_pair) {
   constexpr uint32_t kTwoTo126 = 0x7e807e80u;
   return MultiplyBf16x2(MultiplyBf16x2(SpreadE2m1Pair(byte), kTwoTo126), scale_pair);
+}
+
+// Eight e2m1 codes (lowest nibble first) as bf16, times 2^-128: pairs[0] holds codes 0 and 2,
+// pairs[1] codes 1 and 3, pairs[2] codes 4 and 6, pairs[3] codes 5 and 7. A magnitude is a byte of
+// a table, which as the low byte of a bf16 number counts units of 2^-133; the high byte is the
+// sign.
+__device__ inline void SpreadE2m1(uint32_t codes, uint32_t (&pairs)[4]) {
+  constexpr uint32_t kLow = 0x30201000;   // 32 x 0, 0.5, 1, 1.5
+  constexpr uint32_t kHigh = 0xc0806040;  // 32 x 2, 3, 4, 6
+  const uint32_t magnitudes = codes & 0x77777777u;
+  const uint32_t first = __byte_perm(kLow, kHigh, magnitudes);  // bytes of codes 0 to 3
+  const uint32_t second = __byte_perm(kLow, kHigh, magnitudes >> 16);
+  const uint32_t odd_signs = codes & 0x80808080u;
+  const uint32_t even_signs = (codes * 16u) & 0x80808080u;
+  pairs[0] = __byte_perm(first, even_signs, 0x5240);
+  pairs[1] = __byte_perm(first, odd_signs, 0x5341);
+  pairs[2] = __byte_perm(second, even_signs, 0x7260);
+  pairs[3] = __byte_perm(second, odd_signs, 0x7361);
 }
 
 // Two e4m3 codes (low byte first) as bf16: exact, NaN stays NaN.

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/device/index_share.cuh"
+#include "runtime/cache_format.h"
+
+// Tile constants and shared memory of the index scores kernel (kernels/cuda/index_scores.cu).
+namespace lodestone::cuda {
+
+struct IndexDims {
+  static constexpr int kDims = 128;  // d_i
+  static constexpr int kHeads = 64;  // H_i, at most
+};
+
+template <IndexKeyFormat kTileFormat, int kTileTokens>
+struct IndexScoresTile : IndexDims {
+  static constexpr IndexKeyFormat kFormat = kTileFormat;
+  static constexpr int kTokens = kTileTokens;  // that share a key tile
+  static constexpr int kColumns = kTokens * kHeads;
+  static constexpr bool kWidens = kFormat != IndexKeyFormat::kBf16;
+  // Decode with bf16 keys is bound by bytes, and two warpgroups keep up. Widening is bound by issue
+  // slots and hides its latency behind other warpgroups.
+  static constexpr int kMathGroups = kTokens == 2 ? 3 : kWidens ? 4 : 2;
+  static constexpr bool kMovesRegisters = kMathGroups == 4;
+  static constexpr int kMathRegisters = 112;
+  static constexpr int kLoadRegisters = 32;
+  static constexpr bool kKeepsWeights = kTokens == 1;
+  static constexpr int kMathThreads = 128 * kMathGroups;
+  static constexpr int kKeyWarps = kMathGroups == 3 ? 3 : 2;
+  static constexpr int kThreads = kMathThreads + 128;  // up to three key warps, the query warp
+  static constexpr int kPayloadBytes =
+      kTileEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).payload);
+  static constexpr int kScaleBytes =
+      kTileEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).scale);
+  static constexpr int kQueryHalfBytes = kColumns * 128;  // 64 dims of every column
+  // The ring takes more than half of the shared memory (kBf16) or the threads more than half of the
+  // registers: blocks of the next launch must not share a processor with one of this, since each
+  // block has an equal share of the tiles.
+  static constexpr int kStages = kTokens == 2 ? (kFormat == IndexKeyFormat::kFp4 ? 18 : 9)
+                                              : (kFormat == IndexKeyFormat::kFp4 ? 16 : 8);
+  // Else a warp could wait for a phase of a barrier while the phase before is incomplete still, and
+  // take the one before that for it.
+  static_assert(kStages % kMathGroups == 0 && kStages % kKeyWarps == 0,
+                "a stage has one math warpgroup and one key warp");
+  static_assert(kPayloadBytes % 1024 == 0, "tiles keep the alignment that swizzled rows need");
+};
+
+template <typename Tile>
+struct alignas(1024) IndexScoresShared {
+  uint8_t keys[Tile::kStages][Tile::kPayloadBytes];
+  uint8_t query[2][2 * Tile::kQueryHalfBytes];
+  alignas(16) float weight[2][Tile::kColumns];
+  alignas(16) uint8_t scale[Tile::kWidens ? Tile::kStages : 1][kTileEntries * 4];
+  uint64_t key_full[Tile::kStages];
+  uint64_t key_empty[Tile::kStages];
+  uint64_t query_full[2];
+  uint64_t query_empty[2];
+  int64_t warp_tiles[Tile::kThreads / 32];
+  IndexShare share;
+};
+
+// The first of the tiles from `number` on that falls to `member` of kMembers which take turns.
+template <int kMembers>
+__device__ int TurnOf(int member, uint32_t number) {
+  return static_cast<int>((member + kMembers - number % kMembers) % kMembers);
+}
+
+}  // namespace lodestone::cuda
