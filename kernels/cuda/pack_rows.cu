@@ -1,8 +1,9 @@
 // Rows of a hand-off to a staging slot and back, with their digests (MoveRowsParams).
 //
 // Four lanes have one row: lane j keeps accumulator j of XXH64 and copies every fourth word of 8
-// bytes, so that one pass over the row copies and digests it. The runs travel as a kernel argument,
-// kMaxRuns a launch. Bound by the bytes, read once and written once.
+// bytes, so that one pass over the row copies and digests it, kBatch words at a time, since a load
+// takes longer than all else. The runs travel as a kernel argument, kMaxRuns a launch. Bound by the
+// bytes, read once and written once.
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
@@ -14,22 +15,25 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kLanes = 4;    // of one row
-constexpr int kMaxRuns = 256;
+constexpr int kBatch = 8;    // words that a lane loads before it stores them
+constexpr int kMaxRuns = 640;
 
 struct RunArgs {
   uint8_t* part[RowRun::kMaxParts];
-  int64_t part_stride[RowRun::kMaxParts];
-  int64_t first_entry;
-  int64_t first_row;     // of this launch
-  int64_t slot_offset;   // bytes
+  int32_t part_stride[RowRun::kMaxParts];
   int32_t part_bytes[RowRun::kMaxParts];
-  int32_t kind, layer;
+  int32_t first_entry;
+  int32_t first_row;    // of this launch
+  int32_t slot_offset;  // bytes
+  int16_t layer;
+  uint8_t kind;
+  uint8_t wide;  // everything lies at multiples of 8 bytes
 };
 
 struct MoveArgs {
   uint8_t* slot;
   unsigned long long* digests;
-  int64_t num_rows;
+  int32_t num_rows;
   int32_t num_runs;
   bool pack;
   RunArgs runs[kMaxRuns];
@@ -75,26 +79,45 @@ __device__ uint64_t RowSeed(int32_t kind, int32_t layer, int64_t entry) {
 }
 
 // One row, at its place in the cache and in the slot; offsets count bytes of the concatenation.
+// Formats have row sizes that are multiples of 4 only, and most are of 8.
 struct RowPlace {
   uint8_t* part[RowRun::kMaxParts];
   int32_t first_bytes;
   uint8_t* slot;
   bool pack;
+  bool wide;
 
-  // Copies the word at `offset` in the direction of the move and returns it. 4-byte steps, since
-  // formats have row sizes that are multiples of 4 only.
+  __device__ uint8_t* InCache(int offset) const {
+    return offset < first_bytes ? part[0] + offset : part[1] + (offset - first_bytes);
+  }
+  template <typename Word>
+  __device__ Word Load(int offset) const {
+    return *reinterpret_cast<const Word*>(pack ? InCache(offset) : slot + offset);
+  }
+  template <typename Word>
+  __device__ void Store(int offset, Word word) const {
+    *reinterpret_cast<Word*>(pack ? slot + offset : InCache(offset)) = word;
+  }
+  __device__ uint64_t Load8(int offset) const {
+    if (wide) return Load<uint64_t>(offset);
+    const uint64_t low = Load<uint32_t>(offset);
+    return static_cast<uint64_t>(Load<uint32_t>(offset + 4)) << 32 | low;
+  }
+  __device__ void Store8(int offset, uint64_t word) const {
+    if (wide) return Store(offset, word);
+    Store(offset, static_cast<uint32_t>(word));
+    Store(offset + 4, static_cast<uint32_t>(word >> 32));
+  }
+  // Copies the word at `offset` in the direction of the move and returns it.
   __device__ uint32_t Move4(int offset) const {
-    uint8_t* const cache =
-        offset < first_bytes ? part[0] + offset : part[1] + (offset - first_bytes);
-    uint32_t* const from = reinterpret_cast<uint32_t*>(pack ? cache : slot + offset);
-    uint32_t* const to = reinterpret_cast<uint32_t*>(pack ? slot + offset : cache);
-    const uint32_t word = *from;
-    *to = word;
+    const uint32_t word = Load<uint32_t>(offset);
+    Store(offset, word);
     return word;
   }
   __device__ uint64_t Move8(int offset) const {
-    const uint64_t low = Move4(offset);
-    return static_cast<uint64_t>(Move4(offset + 4)) << 32 | low;
+    const uint64_t word = Load8(offset);
+    Store8(offset, word);
+    return word;
   }
 };
 
@@ -107,7 +130,17 @@ __device__ uint64_t MoveRow(const RowPlace& row, int num_bytes, uint64_t seed) {
   if (lane == 1) acc += kPrime2;
   if (lane == 3) acc -= kPrime1;
   const int stripes = num_bytes / 32;
-  for (int i = 0; i < stripes; ++i) acc = Round(acc, row.Move8(32 * i + 8 * lane));
+  int i = 0;
+  for (; i + kBatch <= stripes; i += kBatch) {
+    uint64_t words[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) words[j] = row.Load8(32 * (i + j) + 8 * lane);
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) row.Store8(32 * (i + j) + 8 * lane, words[j]);
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) acc = Round(acc, words[j]);
+  }
+  for (; i < stripes; ++i) acc = Round(acc, row.Move8(32 * i + 8 * lane));
   uint64_t all[kLanes];
   for (int j = 0; j < kLanes; ++j) all[j] = __shfl_sync(team, acc, j, kLanes);
   if (lane != 0) return 0;
@@ -124,7 +157,7 @@ __device__ uint64_t MoveRow(const RowPlace& row, int num_bytes, uint64_t seed) {
 }
 
 // The run that has row `row` of this launch.
-__device__ const RunArgs& FindRun(const MoveArgs& args, int64_t row) {
+__device__ const RunArgs& FindRun(const MoveArgs& args, int row) {
   int low = 0;
   int high = args.num_runs;
   while (high - low > 1) {
@@ -143,7 +176,7 @@ __global__ void MoveRowsKernel(const __grid_constant__ MoveArgs args) {
   if (threadIdx.x < kNumCacheKinds) digests[threadIdx.x] = 0;
   WaitForPreviousKernel();
   __syncthreads();
-  const int64_t index = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kLanes;
+  const int index = static_cast<int>((blockIdx.x * kThreads + threadIdx.x) / kLanes);
   if (index < args.num_rows) {
     const RunArgs& run = FindRun(args, index);
     const int64_t row = index - run.first_row;
@@ -152,7 +185,8 @@ __global__ void MoveRowsKernel(const __grid_constant__ MoveArgs args) {
                                      run.part[1] + row * run.part_stride[1]},
                             .first_bytes = run.part_bytes[0],
                             .slot = args.slot + run.slot_offset + row * num_bytes,
-                            .pack = args.pack};
+                            .pack = args.pack,
+                            .wide = run.wide != 0};
     const uint64_t hash =
         MoveRow(place, num_bytes, RowSeed(run.kind, run.layer, run.first_entry + row));
     if (threadIdx.x % kLanes == 0) {
@@ -168,39 +202,58 @@ __global__ void MoveRowsKernel(const __grid_constant__ MoveArgs args) {
 void LaunchRuns(const MoveArgs& args, cudaStream_t stream) {
   if (args.num_rows == 0) return;
   LaunchOverlapped(MoveRowsKernel,
-                   {.blocks = (args.num_rows * kLanes + kThreads - 1) / kThreads,
+                   {.blocks = (int64_t{args.num_rows} * kLanes + kThreads - 1) / kThreads,
                     .threads = kThreads},
                    stream, args);
 }
 
+// A run whose rows begin at `slot_offset` of the slot and are numbered from `first_row` on.
+RunArgs ToArgs(const RowRun& run, int32_t first_row, int64_t slot_offset) {
+  constexpr int64_t kMost = 0x7fffffff;
+  RequireArgument(run.part_bytes[0] % 4 == 0 && run.part_bytes[1] % 4 == 0, "LaunchMoveRows",
+                  "row bytes are not a multiple of 4", run.row_bytes());
+  RequireArgument(run.first_entry + run.num_rows <= kMost, "LaunchMoveRows", "entry",
+                  run.first_entry);
+  RequireArgument(slot_offset + run.bytes() <= kMost, "LaunchMoveRows", "bytes of a slot",
+                  slot_offset + run.bytes());
+  RunArgs out = {};
+  uint64_t places = static_cast<uint64_t>(slot_offset);
+  for (int i = 0; i < run.num_parts; ++i) {
+    RequireArgument(run.part_stride[i] <= kMost, "LaunchMoveRows", "stride", run.part_stride[i]);
+    out.part[i] = reinterpret_cast<uint8_t*>(run.part[i]);
+    out.part_stride[i] = static_cast<int32_t>(run.part_stride[i]);
+    out.part_bytes[i] = static_cast<int32_t>(run.part_bytes[i]);
+    places |= reinterpret_cast<uint64_t>(run.part[i]) | static_cast<uint64_t>(run.part_stride[i]) |
+              static_cast<uint64_t>(run.part_bytes[i]);
+  }
+  out.first_entry = static_cast<int32_t>(run.first_entry);
+  out.first_row = first_row;
+  out.slot_offset = static_cast<int32_t>(slot_offset);
+  out.layer = static_cast<int16_t>(run.layer);
+  out.kind = static_cast<uint8_t>(run.kind);
+  out.wide = places % 8 == 0;
+  return out;
+}
+
 void LaunchMoveRows(const MoveRowsParams& p, bool pack, cudaStream_t stream) {
-  MoveArgs args = {};
+  MoveArgs args;
   args.slot = reinterpret_cast<uint8_t*>(p.slot);
   args.digests = reinterpret_cast<unsigned long long*>(p.digests);
   args.pack = pack;
+  args.num_runs = 0;
+  args.num_rows = 0;
+  RequireArgument(reinterpret_cast<uint64_t>(p.slot) % 8 == 0, "LaunchMoveRows", "slot",
+                  static_cast<int64_t>(reinterpret_cast<uint64_t>(p.slot)));
   int64_t slot_offset = 0;
   for (const RowRun& run : p.runs) {
     if (run.num_rows == 0) continue;
-    RequireArgument(run.part_bytes[0] % 4 == 0 && run.part_bytes[1] % 4 == 0, "LaunchMoveRows",
-                    "row bytes are not a multiple of 4", run.row_bytes());
     if (args.num_runs == kMaxRuns) {
       LaunchRuns(args, stream);
       args.num_runs = 0;
       args.num_rows = 0;
     }
-    RunArgs& out = args.runs[args.num_runs++];
-    out = {};
-    for (int i = 0; i < run.num_parts; ++i) {
-      out.part[i] = reinterpret_cast<uint8_t*>(run.part[i]);
-      out.part_stride[i] = run.part_stride[i];
-      out.part_bytes[i] = static_cast<int32_t>(run.part_bytes[i]);
-    }
-    out.first_entry = run.first_entry;
-    out.first_row = args.num_rows;
-    out.slot_offset = slot_offset;
-    out.kind = static_cast<int32_t>(run.kind);
-    out.layer = run.layer;
-    args.num_rows += run.num_rows;
+    args.runs[args.num_runs++] = ToArgs(run, args.num_rows, slot_offset);
+    args.num_rows += static_cast<int32_t>(run.num_rows);
     slot_offset += run.bytes();
   }
   LaunchRuns(args, stream);

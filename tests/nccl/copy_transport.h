@@ -1,5 +1,5 @@
-// A transport for tests of hand-offs with one GPU: both ends are in this process, and a slot moves by a
-// copy within the device, or, with a rate, not faster than that.
+// A transport for tests of hand-offs with one GPU: both ends are in this process, and a slot moves
+// by a copy within the device; with a rate, not faster than that.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -166,7 +166,8 @@ std::string HandoffPair::Phases() {
     }
     for (const auto& [phase, total] : phases) {
       char one[64];
-      std::snprintf(one, sizeof(one), " %s %.3f", phase.c_str(), 1e3 * total.first / total.second);
+      std::snprintf(one, sizeof(one), " %s %.3f", phase.c_str(),
+                    1e3 * total.first / total.second);
       text += one;
     }
     text += metrics == &metrics_ ? " |" : " ms";
@@ -199,7 +200,8 @@ void MeasureHandoffs(HandoffPair& pair, int64_t most_tokens, double copy, const 
       }
       pair.Free(leases);
     }
-    std::printf("RESULT hand-off of %d x %lld tokens, %.0f MB, %s: %.3f ms, %.1f GB/s, %.3f of the copy\n",
+    std::printf("RESULT hand-off of %d x %lld tokens, %.0f MB, %s: %.3f ms, %.1f GB/s, "
+                "%.3f of the copy\n",
                 count, static_cast<long long>(tokens), bytes / 1e6, what.c_str(), 1e3 * best,
                 bytes / best / 1e9, bytes / best / copy);
   }

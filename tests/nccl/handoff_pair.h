@@ -1,5 +1,6 @@
-// A prefill and a decode worker as far as their hand-off goes: real sender and receiver, the decode loop
-// in a thread, control over gRPC; and pages of V4-Flash shape on GPUs. What moves the slots is given.
+// A prefill and a decode worker as far as their hand-off goes: real sender and receiver, the decode
+// loop in a thread, control over gRPC; and pages of V4-Flash shape on GPUs. What moves the slots is
+// given.
 #pragma once
 
 #include <atomic>
@@ -81,8 +82,8 @@ class HandoffPair {
   std::thread loop_;
 };
 
-// Hands over prompts of several lengths, compares bytes of the first of each, and prints the best time
-// of each as a RESULT with `what`, beside `copy` bytes per second.
+// Hands over prompts of several lengths, compares bytes of the first of each, and prints the best
+// time of each as a RESULT with `what`, beside `copy` bytes per second.
 void MeasureHandoffs(HandoffPair& pair, int64_t most_tokens, double copy, const std::string& what);
 
 }  // namespace lodestone::nccl

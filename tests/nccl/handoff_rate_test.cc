@@ -1,5 +1,6 @@
-// The whole hand-off between two GPUs, from pages of one cache into pages of another, slots over NCCL.
-// Prints rates beside the raw peer copy of the same run. handoff_copy_test.cc is the same without a link.
+// The whole hand-off between two GPUs, from pages of one cache into pages of another, slots over
+// NCCL. Prints rates beside the raw peer copy of the same run. handoff_copy_test.cc is the same
+// without a link.
 #include <gtest/gtest.h>
 
 #include <cstdio>
