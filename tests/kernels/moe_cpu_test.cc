@@ -1,15 +1,44 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
+#include <functional>
+#include <memory>
 
 #include "tests/kernels/cpu_test_support.h"
 
 namespace lodestone {
 namespace {
 
-// Scores are within 1e-6 of the reference; the experts must be the same unless two biased scores
-// are that close, which random ones are not.
+// By how much the last of `chosen` experts is above the first of the others, at least, as a share of
+// the row's largest biased score.
+double SmallestMargin(const HostTensor& x, const HostTensor& gate, const HostTensor& bias,
+                      int64_t chosen) {
+  const std::unique_ptr<Ops> ops = MakeReferenceOps();
+  TestStream stream;
+  const PackedTensor packed = Pack(*ops, gate);
+  const int64_t tokens = x.view().shape[0], experts = gate.view().shape[0];
+  HostTensor products(DType::kF32, {tokens, experts});
+  ops->Linear({.x = x, .weight = packed.weight, .out = products}, stream);
+  double margin = HUGE_VAL;
+  for (int64_t t = 0; t < tokens; ++t) {
+    std::vector<double> scores;
+    for (int64_t e = 0; e < experts; ++e) {
+      const auto product = static_cast<double>(products.At(t * experts + e));
+      const double softplus = product > 20 ? product : std::log1p(std::exp(product));
+      scores.push_back(std::sqrt(softplus) + static_cast<double>(bias.At(e)));
+    }
+    std::ranges::sort(scores, std::greater<>());
+    const auto last = static_cast<size_t>(chosen - 1);
+    const double largest = std::max(std::fabs(scores.front()), std::fabs(scores.back()));
+    margin = std::min(margin, (scores[last] - scores[last + 1]) / largest);
+  }
+  return margin;
+}
+
+// Scores are within 1e-6 of the reference, so the experts must be the same unless two biased scores
+// are that close, which these are not.
 TEST(CpuMoeRouteTest, MatchesTheReference) {
   constexpr int64_t kTokens = 70;
   for (int64_t num_experts : {8, 256}) {
@@ -17,6 +46,7 @@ TEST(CpuMoeRouteTest, MatchesTheReference) {
       const HostTensor x = Random(DType::kBf16, {kTokens, 64}, 1, kind);
       const HostTensor gate = Random(DType::kBf16, {num_experts, 64}, 2);
       const HostTensor bias = Random(DType::kF32, {num_experts}, 3);
+      ASSERT_GT(SmallestMargin(x, gate, bias, 6), 5e-6) << num_experts << " " << Name(kind);
       HostTensor ids(DType::kI32, {kTokens}), tid2eid(DType::kI32, {10, 6});
       for (int64_t i = 0; i < kTokens; ++i)
         ids.view().as<int32_t>()[i] = static_cast<int32_t>(i % 10);

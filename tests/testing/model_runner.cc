@@ -18,10 +18,11 @@ ModelConfig MustLoadConfig(const std::string& directory) {
   return *std::move(config);
 }
 
-Weights MustLoadWeights(const std::string& directory, const ModelConfig& config, const Ops& ops) {
+Weights MustLoadWeights(const std::string& directory, const ModelConfig& config, const Ops& ops,
+                        int num_threads) {
   const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(directory, {});
   CHECK(checkpoint.ok()) << checkpoint.status().message();
-  absl::StatusOr<Weights> weights = LoadWeights(config, *checkpoint, ops, nullptr);
+  absl::StatusOr<Weights> weights = LoadWeights(config, *checkpoint, ops, nullptr, num_threads);
   CHECK(weights.ok()) << weights.status().message();
   return *std::move(weights);
 }
@@ -87,10 +88,10 @@ void AppendLiveState(const CompressorStateView& state, int64_t slot, int64_t rat
 
 }  // namespace
 
-LoadedModel::LoadedModel(const std::string& directory, const Ops& backend)
+LoadedModel::LoadedModel(const std::string& directory, const Ops& backend, int num_threads)
     : ops(backend),
       config(MustLoadConfig(directory)),
-      weights(MustLoadWeights(directory, config, backend)) {}
+      weights(MustLoadWeights(directory, config, backend, num_threads)) {}
 
 std::string MiniDirectory() { return std::string(LODESTONE_SOURCE_DIR) + "/tests/golden/mini"; }
 std::string NeedleDirectory() { return std::string(LODESTONE_SOURCE_DIR) + "/models/needle-tiny"; }

@@ -19,7 +19,7 @@ namespace lodestone {
 
 // A checkpoint loaded for one backend. Anything wrong with it ends the process.
 struct LoadedModel {
-  LoadedModel(const std::string& directory, const Ops& backend);
+  LoadedModel(const std::string& directory, const Ops& backend, int num_threads = 1);
   LoadedModel(const LoadedModel&) = delete;
   LoadedModel& operator=(const LoadedModel&) = delete;
 

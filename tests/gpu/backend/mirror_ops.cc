@@ -140,7 +140,7 @@ class Copies {
     Synchronize();
   }
   void AddView(TensorView& view, bool written) {
-    if (view.empty() || ExtentOf(view) == 0) return;
+    if (view.empty() || view.device == Device::kCuda || ExtentOf(view) == 0) return;
     ranges_.push_back({view.as<std::byte>(), view.as<std::byte>() + ExtentOf(view), written});
     views_.push_back(&view);
   }
@@ -384,7 +384,8 @@ void MirrorOps::MoeExperts(const MoeExpertsParams& params, Stream& host) const {
   const auto matrices = [](ExpertWeights& expert) {
     return std::vector<PackedWeight*>{&expert.w1, &expert.w3, &expert.w2};
   };
-  for (ExpertWeights& expert : routed) {
+  const bool on_device = routed[0].w1.data.device == Device::kCuda;
+  for (ExpertWeights& expert : on_device ? std::span<ExpertWeights>() : std::span(routed)) {
     for (PackedWeight* matrix : matrices(expert)) {
       const auto* from = matrix->data.as<const std::byte>();
       memory.insert(memory.end(), from, from + inner_.PackedBytes(*matrix));
@@ -393,7 +394,7 @@ void MirrorOps::MoeExperts(const MoeExpertsParams& params, Stream& host) const {
   }
   std::byte* next = memory.data();
   Copies copies(*machine_);
-  for (ExpertWeights& expert : routed) {
+  for (ExpertWeights& expert : on_device ? std::span<ExpertWeights>() : std::span(routed)) {
     for (PackedWeight* matrix : matrices(expert)) {
       const int64_t bytes = RoundUp(inner_.PackedBytes(*matrix));
       matrix->data = TensorView(std::exchange(next, next + bytes), DType::kU8, {bytes});
