@@ -316,7 +316,8 @@ absl::StatusOr<std::vector<StepResult>> Engine::TryStep(std::span<const StepPart
                          .caches = impl_->cache->layers(),
                          .logit_rows = batch.logit_rows(),
                          .logits = device_logits,
-                         .probe = impl_->options.probe};
+                         .probe = impl_->options.probe,
+                         .layer_done = impl_->options.step_progress};
   impl_->transformer->Forward(
       args, {impl_->workspace.data(), static_cast<size_t>(impl_->workspace.size())}, impl_->stream);
   auto* logits = device_logits.as<float>();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -35,6 +36,7 @@ struct EngineOptions {
 
   FreedPages freed_pages = FreedPages::kKeep;
   LoadProgress progress;  // may be empty
+  std::function<void()> step_progress;  // after each layer of a step, on its thread; may be empty
   const ForwardProbe* probe = nullptr;  // watches every pass, for tests; not owned
 };
 

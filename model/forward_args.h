@@ -28,6 +28,7 @@ struct ForwardArgs {
   TensorView logit_rows;  // i32 [R]  rows of the batch whose logits are wanted; R may be 0
   TensorView logits;      // f32 [R, V]  out
   const ForwardProbe* probe = nullptr;  // tests and shadow recall
+  std::function<void()> layer_done = {};  // after each layer: it has run, or a device has it queued
 };
 
 }  // namespace lodestone

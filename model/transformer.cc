@@ -106,6 +106,7 @@ void Transformer::Forward(const ForwardArgs& args, std::span<std::byte> workspac
     RunSubLayer(pass, layer, weights.hc_attn, weights.attention.norm, RunAttention);
     RunSubLayer(pass, layer, weights.hc_ffn, weights.feed_forward.norm, RunFeedForward);
     Watch(pass, probe.on_layer, static_cast<int>(layer), act.streams);
+    if (args.layer_done) args.layer_done();
   }
   RunHead(pass);
 }

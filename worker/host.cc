@@ -71,6 +71,7 @@ absl::StatusOr<std::unique_ptr<WorkerHost>> WorkerHost::Create(v1::WorkerRole ro
       MetricsExposer::Start(config.bind, static_cast<int>(metrics_port), *host->metrics_));
   host->RegisterAsLoading();
   engine_options.progress = ReportProgress(host->model_name_, &host->board_);
+  engine_options.step_progress = [board = &host->board_] { board->NoteProgress(); };
   ASSIGN_OR_RETURN(host->engine_, Engine::Create(engine_options));
   ExportWorkerMetrics(role, host->model_name_, host->engine_.get(), &host->board_,
                       host->metrics_.get());

@@ -52,8 +52,15 @@ void StatusBoard::Set(WorkerStatus status) {
   if (status.num_steps != status_.num_steps) last_step_ = clock_.Now();
   if (status.state != status_.state || before != status_.state) state_since_ = clock_.Now();
   status_ = std::move(status);
-  last_set_ = clock_.Now();
+  last_turn_ = clock_.Now();
   if (status_.state != before) state_changed_.NotifyAll();
+}
+
+void StatusBoard::NoteProgress() {
+  MutexLock lock(&mutex_);
+  const LoopState before = State();
+  last_turn_ = clock_.Now();
+  if (State() != before) state_changed_.NotifyAll();
 }
 
 std::pair<LoopState, std::chrono::nanoseconds> StatusBoard::StateAndAge() const {
@@ -75,8 +82,8 @@ std::optional<std::chrono::nanoseconds> StatusBoard::SinceLastStep() const {
 }
 
 std::optional<std::chrono::nanoseconds> StatusBoard::HangingFor() const {
-  if (!last_set_ || status_.state == LoopState::kLoading) return std::nullopt;
-  const std::chrono::nanoseconds age = clock_.Now() - *last_set_;
+  if (!last_turn_ || status_.state == LoopState::kLoading) return std::nullopt;
+  const std::chrono::nanoseconds age = clock_.Now() - *last_turn_;
   if (age <= hang_limit_) return std::nullopt;
   return age;
 }

@@ -34,8 +34,10 @@ struct WorkerStatus {
   std::vector<std::string> refused_links = {};
 };
 
-// A loop that sets no status for so long hangs: a router is to hear of it within 5 s. One step of
-// `kHangStepTokens` tokens must be done in that time; a worker of longer steps gets more of it.
+// A loop that sets no status and notes no progress for so long hangs: a router is to hear of it within
+// 5 s. Progress is noted after each layer of a step, so that a slow processor is no hang; a device
+// takes all layers at once: there a step of `kHangStepTokens` tokens must be done in that time. A
+// worker of longer steps gets more of it.
 inline constexpr std::chrono::milliseconds kLoopHangs{4'000};
 inline constexpr int64_t kHangStepTokens = 512;
 
@@ -52,6 +54,8 @@ class StatusBoard {
   // Unhealthy if the loop hangs. Loading may take as long as it takes.
   WorkerStatus Get() const;
   void Set(WorkerStatus status);
+  // The loop is in a turn that takes long, and gets on with it.
+  void NoteProgress();
   // The state and for how long it has been that.
   std::pair<LoopState, std::chrono::nanoseconds> StateAndAge() const;
   // Returns when the state is not `known` any more, or at the deadline. It may see the begin and
@@ -61,7 +65,7 @@ class StatusBoard {
   std::optional<std::chrono::nanoseconds> SinceLastStep() const;
 
  private:
-  // How long ago the loop set its status, if it hangs.
+  // How long ago the loop turned or got on, if it hangs.
   std::optional<std::chrono::nanoseconds> HangingFor() const REQUIRES(mutex_);
   LoopState State() const REQUIRES(mutex_);
 
@@ -71,7 +75,7 @@ class StatusBoard {
   std::chrono::milliseconds hang_limit_ GUARDED_BY(mutex_) = kLoopHangs;
   WorkerStatus status_ GUARDED_BY(mutex_);
   TimePoint state_since_ GUARDED_BY(mutex_);  // of status_.state
-  std::optional<TimePoint> last_set_ GUARDED_BY(mutex_);  // none: the loop has not begun
+  std::optional<TimePoint> last_turn_ GUARDED_BY(mutex_);  // or progress; none: it has not begun
   std::optional<TimePoint> last_step_ GUARDED_BY(mutex_);
 };
 

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <string>
+#include <thread>
 
 #include "kvcache/ledger.h"
 #include "proto/lodestone/v1/admin.grpc.pb.h"
@@ -58,6 +59,20 @@ TEST(WorkerHostTest, AdminShowsTheLedgerAsItIs) {
   int64_t capacity = 0;
   for (const v1::MemoryPoolStatus& pool : status.pools()) capacity += pool.capacity_bytes();
   EXPECT_EQ(capacity, host->engine().plan().capacity.total());
+}
+
+// A processor may need seconds for a step: its loop does not hang, and must not count as unhealthy.
+TEST(WorkerHostTest, EveryLayerOfAStepIsASignOfLife) {
+  const auto host = MakeHost(v1::WORKER_ROLE_PREFILL, SmallConfig()).value();
+  Engine& engine = host->engine();
+  const auto sequence = engine.NewSequence({1, 2, 3}, 0, {.max_new_tokens = 1}, 4).value();
+  host->board().Set({.state = LoopState::kReady});
+  host->board().SetHangLimit(std::chrono::milliseconds(300));
+  std::this_thread::sleep_for(std::chrono::milliseconds(310));
+  EXPECT_EQ(host->board().Get().state, LoopState::kUnhealthy);
+  const StepPart part{.sequence = sequence.get(), .num_tokens = 3};
+  ASSERT_TRUE(engine.Step(std::span(&part, 1)).ok());
+  EXPECT_EQ(host->board().Get().state, LoopState::kReady);
 }
 
 TEST(WorkerHostTest, AnOperatorsDrainIsPassedOn) {

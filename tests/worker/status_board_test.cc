@@ -28,6 +28,20 @@ TEST_F(StatusBoardTest, ALoopThatDoesNotTurnIsUnhealthyUntilItTurnsAgain) {
   EXPECT_EQ(board_.Get().reason, "");
 }
 
+TEST_F(StatusBoardTest, ALongTurnThatGetsOnIsNoHang) {
+  board_.Set({.state = LoopState::kReady, .running_requests = 3});
+  for (int layer = 0; layer < 5; ++layer) {
+    clock_.Advance(kLoopHangs);
+    EXPECT_EQ(board_.Get().state, LoopState::kReady);
+    board_.NoteProgress();
+  }
+  clock_.Advance(kLoopHangs + milliseconds(1));
+  EXPECT_EQ(board_.Get().state, LoopState::kUnhealthy);
+  board_.NoteProgress();
+  EXPECT_EQ(board_.Get().state, LoopState::kReady);
+  EXPECT_EQ(board_.Get().running_requests, 3);
+}
+
 // So that a router that asks every half second hears of it within 5 s.
 TEST_F(StatusBoardTest, AHangIsNoticedIn4sForEach512TokensOfAStep) {
   EXPECT_EQ(HangLimitFor(16), milliseconds(4'000));
