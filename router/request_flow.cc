@@ -18,6 +18,11 @@ constexpr std::chrono::milliseconds kBusyPrefillPause{100};
 // A hand-off that had left a prefill worker before that died arrives within this.
 constexpr std::chrono::seconds kOrphanedHandOff{2};
 
+// When a connection has broken, the registry knows within this whether the worker is gone.
+constexpr std::chrono::milliseconds kDeathIsKnown{300};
+constexpr std::chrono::milliseconds kDeathPoll{50};
+constexpr int64_t kMostShares = 4;  // of the death of a worker
+
 // What a choice needs to end at the request's deadline, the last write to its client included.
 constexpr std::chrono::seconds kEndGrace{300};
 
@@ -55,6 +60,10 @@ bool IsFinal(const absl::Status& status) {
     default:
       return false;
   }
+}
+
+bool IsUp(const Worker& worker) {
+  return !worker.gone.cancelled() && worker.load.state == WorkerState::kReady;
 }
 
 // Counts as load of a prefill worker while it lives.
@@ -109,7 +118,7 @@ struct RequestFlow::Life {
   std::vector<TokenId> delivered{};
   Outcome outcome{};
   bool ended = false;
-  int attempts_without_progress = 0;
+  double attempts_without_progress = 0;  // deaths of workers by their shares
   std::set<std::string> avoid{};  // instance ids, to blame for an attempt since the last token
   TimePoint replay_deadline = TimePoint::max();  // while a worker to take over is awaited
   TimePoint first_token_at{};
@@ -241,7 +250,7 @@ Task<void> RequestFlow::RunToEnd(Life& life, std::optional<ApiError> error) {
     life.outcome.timings.queue_seconds += SecondsSince(queued_at);
     if (error.has_value()) break;
     const absl::Status status = co_await RunAttempt(life);
-    error = NextAttempt(life, status);
+    error = co_await NextAttempt(life, status);
   }
   if (error.has_value()) {
     life.family.Fail(*std::move(error));
@@ -254,16 +263,30 @@ Task<void> RequestFlow::RunToEnd(Life& life, std::optional<ApiError> error) {
 }
 
 // An error, or nothing and another attempt, unless the last one ended the choice.
-std::optional<ApiError> RequestFlow::NextAttempt(Life& life, const absl::Status& status) {
-  if (status.ok()) return std::nullopt;
-  if (!MayReplay(life, status)) return FromStatus(status, life.phase);
+Task<std::optional<ApiError>> RequestFlow::NextAttempt(Life& life, absl::Status status) {
+  if (status.ok()) co_return std::nullopt;
+  co_await NoteLostAttempt(life, status);
+  if (!MayReplay(life, status)) co_return FromStatus(status, life.phase);
   if (!life.ticket.has_value()) {
     life.ticket.emplace(
         admission_->EnterRunning(static_cast<int64_t>(life.request.prompt.size())));
   }
   const bool busy = status.code() == absl::StatusCode::kResourceExhausted;
   life.ticket->Return(busy ? Admission::Ticket::Patience::kKept : Admission::Ticket::Patience::kNew);
-  return std::nullopt;
+  co_return std::nullopt;
+}
+
+// A worker's death breaks the calls of its requests one by one, and the registry hears of it among
+// them: whose fault it was is judged, and the next place chosen, when all of that is known.
+Task<void> RequestFlow::NoteLostAttempt(Life& life, absl::Status status) {
+  if (status.code() != absl::StatusCode::kUnavailable || life.request.is_probe) co_return;
+  ++life.place.prefill->lost_attempts;
+  ++life.place.decode->lost_attempts;
+  const TimePoint until = RealClock()->Now() + kDeathIsKnown;
+  do {
+    co_await SleepUntil(loop_, RealClock()->Now() + kDeathPoll);
+  } while (IsUp(*life.place.prefill) && IsUp(*life.place.decode) && !life.client.cancelled() &&
+           RealClock()->Now() < until);
 }
 
 // On return without an error, life.place and the leases are those of the attempt.
@@ -319,6 +342,7 @@ Task<std::optional<ApiError>> RequestFlow::PlaceAndReserve(Life& life) {
     NoteFailure(decode, reserved.status());
     life.Blame(decode);
     life.phase = "reserve";
+    co_await NoteLostAttempt(life, reserved.status());
     if (!MayReplay(life, reserved.status())) co_return FromStatus(reserved.status(), life.phase);
   }
 }
@@ -412,7 +436,8 @@ Task<void> RequestFlow::RunFork(Life& life, std::unique_ptr<LeaseTokens> tokens,
   life.family.HandedOver(life);
   tokens = nullptr;
   life.GiveBackLoad();
-  co_await RunToEnd(life, NextAttempt(life, status));
+  std::optional<ApiError> error = co_await NextAttempt(life, status);
+  co_await RunToEnd(life, std::move(error));
 }
 
 // Runs the prompt: the first token of every choice that the attempt is for.
@@ -458,6 +483,7 @@ Task<absl::StatusOr<RunResult>> RequestFlow::Prefill(Life& life, LeaseTokens& to
     co_return run.status();
   }
   prefill->consecutive_failures = 0;
+  prefill->lost_attempts = 0;
   RequestTimings& timings = life.outcome.timings;
   timings.prefill_seconds += SecondsSince(started_at);
   timings.handoff_bytes += run->handoff_bytes;
@@ -513,6 +539,7 @@ Task<absl::Status> RequestFlow::CopyTokens(Life& life, LeaseTokens& tokens) {
       life.family.HandedOver(life);
       life.outcome.timings.handoff_seconds += SecondsSince(life.first_token_at);
       life.place.decode->consecutive_failures = 0;
+      life.place.decode->lost_attempts = 0;
     }
     const FinishReason finish_reason = batch->finish_reason;
     CO_RETURN_IF_ERROR(co_await Deliver(life, std::move(batch->tokens)));
@@ -555,18 +582,19 @@ bool RequestFlow::MayReplay(Life& life, const absl::Status& status) {
   const TimePoint now = RealClock()->Now();
   if (life.client.cancelled() || now >= life.request.deadline) return false;
   bool worker_left = false;
+  int64_t shares = 1;
   for (const Worker* worker : {life.place.prefill.get(), life.place.decode.get()}) {
     if (!worker->gone.cancelled()) continue;
     worker_left = true;
+    shares = std::clamp(worker->lost_attempts, shares, kMostShares);
     life.Blame(*worker);
   }
   const bool refused = status.code() == absl::StatusCode::kInvalidArgument;
   if (refused || (IsFinal(status) && !worker_left)) return false;
   const bool busy = status.code() == absl::StatusCode::kResourceExhausted;
   if (busy && life.ticket.has_value() && now >= life.ticket->queue_deadline()) return false;
-  if (!busy && ++life.attempts_without_progress >= settings_.max_attempts_without_progress) {
-    return false;
-  }
+  if (!busy) life.attempts_without_progress += 1.0 / static_cast<double>(shares);
+  if (life.attempts_without_progress >= settings_.max_attempts_without_progress) return false;
   if (!busy && !TakeReplay(now)) return false;
   life.replay_deadline = now + settings_.replay_wait;
   ++life.attempt;

@@ -36,6 +36,8 @@ class TokenSink {
 };
 
 struct FlowSettings {
+  // A worker that dies takes all its requests with it, and most have no part in that: what it costs
+  // is shared among them, down to a quarter of an attempt each.
   int max_attempts_without_progress = 4;
   std::chrono::milliseconds replay_wait{8'000};     // for a worker to take over
   std::chrono::milliseconds stall_timeout{60'000};    // without a token
@@ -66,6 +68,7 @@ class RequestFlow {
   struct Life;
   struct Family;
   Task<void> RunToEnd(Life& life, std::optional<ApiError> error);
+  Task<void> NoteLostAttempt(Life& life, absl::Status status);
   Task<std::optional<ApiError>> PlaceAndReserve(Life& life);
   ApiOr<TimePoint> WaitForPlace(const Life& life, const NoPlacement& none) const;
   Task<absl::Status> RunAttempt(Life& life);
@@ -76,7 +79,7 @@ class RequestFlow {
   Task<absl::Status> Begin(Life& life, RunResult::Start start);
   Task<absl::Status> CopyTokens(Life& life, LeaseTokens& tokens);
   Task<absl::Status> Deliver(Life& life, std::vector<GeneratedToken> tokens);
-  std::optional<ApiError> NextAttempt(Life& life, const absl::Status& status);
+  Task<std::optional<ApiError>> NextAttempt(Life& life, absl::Status status);
   bool MayReplay(Life& life, const absl::Status& status);
   void BlameForHandOff(Life& life, const LeaseTokens& tokens, const absl::Status& status);
   void NoteFailure(Worker& worker, const absl::Status& status);

@@ -78,6 +78,7 @@ struct Worker {
   std::shared_ptr<DecodeClient> decode;
   int64_t inflight_tokens = 0;    // prefill: dispatched by us and not yet answered
   int consecutive_failures = 0;   // of calls: transport, deadline, internal
+  int64_t lost_attempts = 0;      // of requests, since the last that got somewhere
   TimePoint breaker_open_until;   // not used until then while another of its role is there
   CancelSource gone;              // cancelled when the worker leaves: ends what waits for it
 };

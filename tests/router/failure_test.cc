@@ -301,6 +301,53 @@ TEST_F(FailureTest, AttemptsWithoutProgressAreBounded) {
   EXPECT_TRUE(decodes_[0]->WaitIdle());
 }
 
+// Requests on prefill workers that die and are replaced, one after the other.
+class DeathsTest : public FailureTest {
+ protected:
+  void Ask(int num_requests) {
+    RouterConfig config = Config();
+    config.max_attempts = 2;
+    StartRouter(config);
+    StartWorkers(kAnswer, 1, 1);
+    prefills_.back()->SetRunPause(milliseconds(60'000));
+    for (int i = 0; i < num_requests; ++i) {
+      clients_.push_back(std::make_unique<HttpClient>(http_));
+      clients_.back()->Send("POST", "/v1/chat/completions", ChatBody());
+    }
+  }
+  // The newest worker, once it runs all requests beside its probe.
+  void Kill() {
+    const int64_t num_runs = std::ssize(clients_) + 1;
+    ASSERT_TRUE(Eventually([&] { return prefills_.back()->num_runs() == num_runs; }));
+    prefills_.back()->Kill();
+  }
+  void Replace(milliseconds run_pause) { AddPrefill().SetRunPause(run_pause); }
+
+  std::vector<std::unique_ptr<HttpClient>> clients_;
+};
+
+TEST_F(DeathsTest, AreSharedByTheRequestsThatTheyTake) {
+  Ask(4);
+  Kill();
+  for (int death = 0; death < 3; ++death) {
+    Replace(milliseconds(60'000));
+    Kill();
+  }
+  Replace(milliseconds(0));
+  for (const auto& client : clients_) EXPECT_EQ(ContentOf(client->Receive()), kAnswer);
+  EXPECT_TRUE(decodes_[0]->WaitIdle());
+}
+
+TEST_F(DeathsTest, OfWorkersWithOneRequestEndIt) {
+  Ask(1);
+  Kill();
+  Replace(milliseconds(60'000));
+  Kill();
+  const ClientResponse response = clients_[0]->Receive();
+  EXPECT_EQ(response.status, 502);
+  EXPECT_EQ(ErrorCode(response), "upstream_failed");
+}
+
 TEST_F(FailureTest, RepeatedTokensAreDropped) {
   StartRouter();
   StartWorkers(kAnswer);
