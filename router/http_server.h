@@ -1,5 +1,5 @@
 // HTTP/1.1 over TCP: reads whole requests under limits, sends whole or streamed responses. Knows no
-// routes. Beast stays in http_server.cc and http_request_parser.
+// routes. Beast stays in http_server.cc, http_connection and http_request_parser.
 #pragma once
 
 #include <chrono>
