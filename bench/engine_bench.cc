@@ -1,6 +1,7 @@
 // How fast one engine is without a cluster around it: time to the first token of prompts of the given
 // lengths and decode behind each, then decode with eight sequences. Usage:
-// lodestone-bench-engine MODEL_DIR [PROMPT_TOKENS,... [cpu|cuda:N]]
+// lodestone-bench-engine MODEL_DIR [PROMPT_TOKENS,... [cpu|cuda:N [GRAPHS]]]
+// GRAPHS: on (default) or off.
 
 #include <algorithm>
 #include <chrono>
@@ -103,7 +104,8 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(EngineOptions options, const 
 int Main(int argc, char** argv) {
   if (argc < 2) {
     std::fprintf(stderr,
-                 "usage: lodestone-bench-engine MODEL_DIR [PROMPT_TOKENS,... [cpu|cuda:N]]\n");
+                 "usage: lodestone-bench-engine MODEL_DIR [PROMPT_TOKENS,... [cpu|cuda:N "
+                 "[on|off]]]\n");
     return 2;
   }
   std::vector<int64_t> lengths;
@@ -114,6 +116,7 @@ int Main(int argc, char** argv) {
   EngineOptions options;
   options.model_dir = argv[1];
   options.max_context_tokens = *std::ranges::max_element(lengths) + 1024;
+  options.cuda_graphs = argc <= 4 || std::string(argv[4]) != "off";
   const double began = Now();
   auto engine = MakeEngine(options, argc > 3 ? argv[3] : "cpu");
   if (!engine.ok()) {

@@ -136,8 +136,8 @@ function(lodestone_gpu_tests folder)
     return()
   endif()
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cc ${PROJECT_SOURCE_DIR}/tests/testing/*.cc)
-  foreach(op norm_rope_cpu hyper_connection_cpu compress_kv_cpu index_topk_cpu index_topk_hostile linear_cpu
-             sparse_attention_cpu moe_cpu pack_rows_cpu poisoned_rows_cpu)
+  foreach(op norm_rope_cpu attention_rows_cpu hyper_connection_cpu compress_kv_cpu index_topk_cpu
+             index_topk_hostile linear_cpu sparse_attention_cpu moe_cpu pack_rows_cpu poisoned_rows_cpu)
     list(APPEND sources ${PROJECT_SOURCE_DIR}/tests/kernels/${op}_test.cc)
   endforeach()
   add_executable(gpu_tests ${sources} ${PROJECT_SOURCE_DIR}/tests/kernels/op_test_support.cc)

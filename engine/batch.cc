@@ -17,7 +17,24 @@ constexpr int64_t AlignedBytes(int64_t num_ints) {
   return (num_ints * int64_t{sizeof(int32_t)} + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+// As many as the longest sequence of the step needs.
+int64_t ColumnsOf(std::span<const StepPart> parts) {
+  int64_t columns = 1;
+  for (const StepPart& part : parts) {
+    columns = std::max(columns, std::ssize(part.sequence->cache().pages()));
+  }
+  return columns;
+}
+
 }  // namespace
+
+StepBucket BucketFor(int64_t num_seqs, int64_t num_columns, int64_t max_seqs,
+                     int64_t max_columns) {
+  StepBucket bucket = {1, 1};
+  while (bucket.num_seqs < num_seqs) bucket.num_seqs *= 2;
+  while (bucket.num_columns < num_columns) bucket.num_columns *= 4;
+  return {std::min(bucket.num_seqs, max_seqs), std::min(bucket.num_columns, max_columns)};
+}
 
 Batch::Batch(int64_t max_tokens, int64_t max_sequences)
     : max_tokens_(max_tokens), max_sequences_(max_sequences) {
@@ -40,24 +57,49 @@ absl::Status Batch::MoveTo(Stream* stream, int64_t max_context) {
   ASSIGN_OR_RETURN(pinned_, Buffer::Allocate(bytes, SharedMemory(stream->device())));
   ASSIGN_OR_RETURN(device_, Buffer::Allocate(bytes, WorkMemory(stream->device())));
   stream_ = stream;
+  max_context_ = max_context;
   return absl::OkStatus();
 }
 
-void Batch::Fill(std::span<const StepPart> parts) {
+void Batch::Clear(size_t num_seqs, int64_t num_columns) {
   for (auto* array : {&id_, &position_, &token_seq_, &visible_, &first_, &count_, &slot_, &rows_}) {
     array->clear();
   }
   logits_.clear();
   max_visible_ = 0;
   max_position_ = 0;
-  // Only as many columns as the longest sequence of the step needs.
-  num_columns_ = 1;
-  for (const StepPart& part : parts) {
-    num_columns_ = std::max(num_columns_, std::ssize(part.sequence->cache().pages()));
-  }
-  table_.assign(parts.size() * static_cast<size_t>(num_columns_), -1);
+  num_columns_ = num_columns;
+  table_.assign(num_seqs * static_cast<size_t>(num_columns), -1);
+}
+
+void Batch::Fill(std::span<const StepPart> parts) {
+  Clear(parts.size(), ColumnsOf(parts));
   for (size_t number = 0; number < parts.size(); ++number) AppendPart(number, parts[number]);
   MakeViews();
+}
+
+StepBucket Batch::FillUp(std::span<const StepPart> parts) {
+  const StepBucket bucket =
+      BucketFor(std::ssize(parts), ColumnsOf(parts), max_sequences_, PagesFor(max_context_));
+  Clear(static_cast<size_t>(bucket.num_seqs), bucket.num_columns);
+  for (size_t number = 0; number < parts.size(); ++number) AppendPart(number, parts[number]);
+  const auto shortest = std::ranges::min_element(position_) - position_.begin();
+  while (std::ssize(id_) < bucket.num_seqs) AppendCopy(static_cast<int32_t>(shortest));
+  max_position_ = std::min(bucket.num_columns * kPageTokens, max_context_) - 1;
+  max_visible_ = (max_position_ + 1) / kIndexedRatio;
+  MakeViews();
+  return bucket;
+}
+
+// Another sequence with the token, slot and pages of sequence `of`.
+void Batch::AppendCopy(int32_t of) {
+  const auto from = static_cast<size_t>(of);
+  const auto number = static_cast<int32_t>(first_.size());
+  std::copy_n(table_.begin() + of * num_columns_, num_columns_,
+              table_.begin() + number * num_columns_);
+  for (auto* array : {&id_, &position_, &visible_, &slot_}) array->push_back(array->at(from));
+  for (auto* array : {&token_seq_, &first_, &rows_}) array->push_back(number);
+  count_.push_back(0);
 }
 
 void Batch::AppendPart(size_t number, const StepPart& part) {

@@ -13,6 +13,16 @@ namespace lodestone {
 
 struct StepPart;
 
+// The shape that a decode step (one token a sequence) is filled up to, so that few graphs serve all.
+struct StepBucket {
+  int64_t num_seqs = 0;
+  int64_t num_columns = 0;  // of the block table
+  friend auto operator<=>(const StepBucket&, const StepBucket&) = default;
+};
+// The smallest bucket that holds a step: sequences a power of two, pages one of four, neither more
+// than the most there can be.
+StepBucket BucketFor(int64_t num_seqs, int64_t num_columns, int64_t max_seqs, int64_t max_columns);
+
 // The flat token arrays and tables of one step, in memory that is allocated once.
 class Batch {
  public:
@@ -28,6 +38,12 @@ class Batch {
   // Fills the arrays from the parts; every part's pages cover its tokens already.
   // REQUIRES: the parts stay within the constructor's bounds.
   void Fill(std::span<const StepPart> parts);
+  // The same, filled up to the bucket that fits, which is returned. All arrays are then where those
+  // of every step of this bucket are, and max_visible_indexed and max_position are its bounds. The
+  // last sequences and rows of logits are copies of the shortest part that store nothing
+  // (BatchIndex::seq_tokens): of the same experts and few keys, they cost little.
+  // REQUIRES: MoveTo; every part has one token, the last of its sequence.
+  StepBucket FillUp(std::span<const StepPart> parts);
 
   TensorView ids() const { return ids_; }
   const BatchIndex& index() const { return index_; }
@@ -43,6 +59,8 @@ class Batch {
   std::span<const LogitRow> logits() const { return logits_; }
 
  private:
+  void Clear(size_t num_seqs, int64_t num_columns);
+  void AppendCopy(int32_t of);
   void AppendPart(size_t number, const StepPart& part);
   void MakeViews();
   TensorView Place(std::vector<int32_t>& values);
@@ -59,6 +77,7 @@ class Batch {
   Stream* stream_ = nullptr;  // null: the views are of the vectors
   Buffer pinned_, device_;
   int64_t placed_bytes_ = 0;
+  int64_t max_context_ = 0;  // with stream_
   int64_t max_visible_ = 0;
   int64_t max_position_ = 0;
 };

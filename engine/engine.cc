@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <thread>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "model/checkpoint.h"
 #include "model/device_weights.h"
 #include "model/transformer.h"
+#include "runtime/graph.h"
 
 namespace lodestone {
 namespace {
@@ -145,6 +147,10 @@ struct Engine::Impl {
 
   absl::Status Load(const Checkpoint& checkpoint);
   absl::Status CheckParts(std::span<const StepPart> parts) const;
+  bool UsesGraph(std::span<const StepPart> parts) const;
+  ForwardArgs PassArgs() const;
+  absl::Status RunPlain(std::span<const StepPart> parts);
+  absl::Status RunGraph(std::span<const StepPart> parts);
   absl::StatusOr<StepResult> Sample(Sequence& sequence, std::span<float> row) const;
   absl::StatusOr<std::vector<StepResult>> SampleAll(std::span<const SampleTask> tasks) const;
   absl::StatusOr<std::vector<ForkResult>> SampleForks(Sequence& sequence,
@@ -165,6 +171,7 @@ struct Engine::Impl {
   Buffer workspace;
   Buffer logits;
   Buffer host_logits;  // where the ops do not work on the host
+  std::map<StepBucket, Graph> graphs;  // of decode steps, each captured when first needed
 };
 
 absl::Status Engine::Impl::Load(const Checkpoint& checkpoint) {
@@ -295,6 +302,54 @@ absl::Status Engine::Impl::CheckParts(std::span<const StepPart> parts) const {
   return absl::OkStatus();
 }
 
+// Whether this is a decode step on a CUDA device: every part has one token, the last of its sequence. A
+// probe waits for the stream, which a graph cannot.
+bool Engine::Impl::UsesGraph(std::span<const StepPart> parts) const {
+  return options.cuda_graphs && !options.device.is_host() && options.probe == nullptr &&
+         std::ranges::all_of(parts, [](const StepPart& part) {
+           return part.num_tokens == 1 && part.sequence->num_pending() == 1;
+         });
+}
+
+// The pass over what the batch was filled with.
+ForwardArgs Engine::Impl::PassArgs() const {
+  const TensorView rows = batch->logit_rows();
+  return {.ids = batch->ids(),
+          .batch = batch->index(),
+          .num_visible_indexed = batch->num_visible_indexed(),
+          .max_visible_indexed = batch->max_visible_indexed(),
+          .max_position = batch->max_position(),
+          .caches = cache->layers(),
+          .logit_rows = rows,
+          .logits = TensorView(logits.data(), DType::kF32, {rows.shape[0], config.vocab_size}),
+          .probe = options.probe,
+          .layer_done = options.step_progress};
+}
+
+absl::Status Engine::Impl::RunPlain(std::span<const StepPart> parts) {
+  batch->Fill(parts);
+  transformer->Forward(PassArgs(), {workspace.data(), static_cast<size_t>(workspace.size())},
+                       stream);
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Impl::RunGraph(std::span<const StepPart> parts) {
+  const StepBucket bucket = batch->FillUp(parts);
+  auto found = graphs.find(bucket);
+  if (found == graphs.end()) {
+    const auto pass = [this] {
+      transformer->Forward(PassArgs(), {workspace.data(), static_cast<size_t>(workspace.size())},
+                           stream);
+    };
+    ASSIGN_OR_RETURN(Graph graph, Graph::Capture(stream, pass));
+    VLOG(1) << "captured the decode step of " << bucket.num_seqs << " sequences, "
+            << bucket.num_columns << " pages each";
+    found = graphs.emplace(bucket, std::move(graph)).first;
+  }
+  found->second.Replay();
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<StepResult>> Engine::Step(std::span<const StepPart> parts) {
   return CatchOutOfMemory("for a step", [&] { return TryStep(parts); });
 }
@@ -303,27 +358,16 @@ absl::StatusOr<std::vector<StepResult>> Engine::TryStep(std::span<const StepPart
   std::vector<StepResult> results;
   if (parts.empty()) return results;
   RETURN_IF_ERROR(impl_->CheckParts(parts));
-  impl_->batch->Fill(parts);
+  const bool graph = impl_->UsesGraph(parts);
+  RETURN_IF_ERROR(graph ? impl_->RunGraph(parts) : impl_->RunPlain(parts));
   const Batch& batch = *impl_->batch;
   const int64_t vocab = config().vocab_size;
-  const int64_t num_rows = batch.logit_rows().shape[0];
-  const TensorView device_logits(impl_->logits.data(), DType::kF32, {num_rows, vocab});
-  const ForwardArgs args{.ids = batch.ids(),
-                         .batch = batch.index(),
-                         .num_visible_indexed = batch.num_visible_indexed(),
-                         .max_visible_indexed = batch.max_visible_indexed(),
-                         .max_position = batch.max_position(),
-                         .caches = impl_->cache->layers(),
-                         .logit_rows = batch.logit_rows(),
-                         .logits = device_logits,
-                         .probe = impl_->options.probe,
-                         .layer_done = impl_->options.step_progress};
-  impl_->transformer->Forward(
-      args, {impl_->workspace.data(), static_cast<size_t>(impl_->workspace.size())}, impl_->stream);
-  auto* logits = device_logits.as<float>();
+  const int64_t num_rows = std::ssize(batch.logits());
+  auto* logits = reinterpret_cast<float*>(impl_->logits.data());
   if (impl_->host_logits.size() > 0) {
     logits = reinterpret_cast<float*>(impl_->host_logits.data());
-    impl_->stream.Copy(logits, impl_->logits.data(), device_logits.num_bytes());
+    impl_->stream.Copy(logits, impl_->logits.data(),
+                       num_rows * vocab * static_cast<int64_t>(sizeof(float)));
   }
   RETURN_IF_ERROR(impl_->stream.Synchronize());
   for (const StepPart& part : parts) {

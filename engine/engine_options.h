@@ -26,6 +26,7 @@ struct EngineOptions {
   std::string tokenizer_fingerprint;  // hex; part of the layout that two workers compare
 
   DeviceId device;      // where weights, caches and ops are; memory_limit_bytes is of its memory
+  bool cuda_graphs = true;  // decode steps of a CUDA device as graphs, for few launches
   int num_threads = 0;  // at most kMaxComputeThreads; 0: one per processor
   int64_t memory_limit_bytes = int64_t{1} << 30;
   int64_t max_sequences = 16;

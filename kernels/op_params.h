@@ -50,7 +50,9 @@ struct BatchIndex {
   TensorView positions;    // i32 [T]  absolute position of each token
   TensorView token_seq;    // i32 [T]  its sequence, 0..B-1
   TensorView seq_first;    // i32 [B]  first token of each sequence in the batch
-  TensorView seq_tokens;   // i32 [B]  its number of tokens in the batch, >= 1
+  // i32 [B]  its number of tokens in the batch, >= 1. 0: one token that only fills the batch up. Ops
+  // may compute it; its results mean nothing, and StoreWindow and CompressKv store nothing of it.
+  TensorView seq_tokens;
   TensorView seq_slot;     // i32 [B]  its slot in the ring windows and compressor states, 0..S-1
   TensorView block_table;  // i32 [B, max_pages]  its pages in token order; -1 beyond the last
   int64_t num_tokens() const { return positions.shape[0]; }
@@ -92,6 +94,13 @@ struct HcPostParams {
   TensorView post;     // f32 [T, M]
   TensorView comb;     // f32 [T, M, M]
   TensorView streams;  // act [T, M, D]  in and out
+};
+
+// HcPost of one sub-layer, then HcPre of the next: the same results as the two ops. REQUIRES: the
+// streams of both are the same. pre.post and pre.comb may be those of `post`.
+struct HcBoundaryParams {
+  HcPostParams post;
+  HcPreParams pre;
 };
 
 // Final collapse of the streams and final norm, for chosen rows only. Spec 6.3, 10:
@@ -197,6 +206,18 @@ struct CompressKvParams {
   RowStore entries;        // [P, 256 / ratio]  out
 };
 
+// What a layer's attention makes of its first products: the ops of its members, in this order. None
+// reads what another writes, but `ring`.
+struct AttentionRowsParams {
+  RmsNormParams query;
+  WindowLatentParams window;
+  CompressKvParams index_keys;  // kv empty(): none
+  CompressKvParams entries;     // kv empty(): none
+  // latents empty(): none, as it must be unless every sequence has one token: then no row is
+  // overwritten that SparseAttention is yet to read. Else of window.latents.
+  StoreWindowParams ring;
+};
+
 // Index query, spec 8.6: rotate the last r_d of d_i dims, round; Hadamard * d_i^-1/2 per head, round;
 // then by `rounding`: kFp4: QDQ4 in groups of 32; kFp8: e4m3 codes with one scale amax/448 per head,
 // folded into the weight. weight[t, h] = round(round(raw) * (d_i * H_i)^-1/2) [* scale].
@@ -207,6 +228,12 @@ struct IndexQueryParams {
   TensorView freqs;       // f32 [r_d / 2]
   IndexRounding rounding = IndexRounding::kNone;
   TensorView weight;  // f32 [T, H_i]  out
+};
+
+// Both kinds of queries of a layer.
+struct QueryRowsParams {
+  QueryNormRopeParams query;
+  IndexQueryParams index;
 };
 
 // Lightning indexer: for each token the K_i visible entries with the highest score

@@ -28,6 +28,11 @@ class Ops {
   virtual int64_t HcPreScratchBytes(int64_t num_tokens, int64_t num_streams) const = 0;
   virtual void HcPre(const HcPreParams& params, Stream& stream) const = 0;
   virtual void HcPost(const HcPostParams& params, Stream& stream) const = 0;
+  // By default the two ops after each other.
+  virtual void HcBoundary(const HcBoundaryParams& params, Stream& stream) const {
+    HcPost(params.post, stream);
+    HcPre(params.pre, stream);
+  }
   virtual void HcHead(const HcHeadParams& params, Stream& stream) const = 0;
   virtual void Linear(const LinearParams& params, Stream& stream) const = 0;
   virtual void RmsNorm(const RmsNormParams& params, Stream& stream) const = 0;
@@ -36,6 +41,18 @@ class Ops {
   virtual void StoreWindow(const StoreWindowParams& params, Stream& stream) const = 0;
   virtual void CompressKv(const CompressKvParams& params, Stream& stream) const = 0;
   virtual void IndexQuery(const IndexQueryParams& params, Stream& stream) const = 0;
+  // By default one op after the other.
+  virtual void AttentionRows(const AttentionRowsParams& params, Stream& stream) const {
+    RmsNorm(params.query, stream);
+    WindowLatent(params.window, stream);
+    if (!params.index_keys.kv.empty()) CompressKv(params.index_keys, stream);
+    if (!params.entries.kv.empty()) CompressKv(params.entries, stream);
+    if (!params.ring.latents.empty()) StoreWindow(params.ring, stream);
+  }
+  virtual void QueryRows(const QueryRowsParams& params, Stream& stream) const {
+    QueryNormRope(params.query, stream);
+    IndexQuery(params.index, stream);
+  }
   virtual int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible) const = 0;
   virtual void IndexTopK(const IndexTopKParams& params, Stream& stream) const = 0;
   virtual int64_t SparseAttentionScratchBytes(int64_t max_keys, int64_t num_heads, int64_t head_dim,

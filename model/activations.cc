@@ -58,6 +58,8 @@ void LayOutIndexer(const Layout& l, Activations& a) {
   const int64_t tokens = l.shape.num_tokens;
   a.index_query = l.memory.Take(l.act, {tokens, c.index_heads, c.index_head_dim});
   a.index_raw_weight = l.memory.Take(l.act, {tokens, c.index_heads});
+  a.index_pool_kv = l.memory.Take(DType::kF32, {tokens, 2 * c.index_head_dim});
+  a.index_pool_score = l.memory.Take(DType::kF32, {tokens, 2 * c.index_head_dim});
   a.index_weight = l.memory.Take(DType::kF32, {tokens, c.index_heads});
   a.top_entries = l.memory.Take(DType::kI32, {tokens, c.index_top_k});
   a.index_scratch =
@@ -70,14 +72,13 @@ void LayOutIndexer(const Layout& l, Activations& a) {
 void LayOutAttention(const Layout& l, Activations& a) {
   const ModelConfig& c = l.config;
   const int64_t tokens = l.shape.num_tokens;
-  const int64_t pool_width = 2 * std::max(c.head_dim, c.index_head_dim);
   const int64_t compressed_keys = std::max(c.index_top_k, l.shape.max_visible_dense);
   a.query_low_rank = l.memory.Take(l.act, {tokens, c.q_lora_rank});
   a.query = l.memory.Take(l.act, {tokens, c.num_heads, c.head_dim});
   a.window_kv = l.memory.Take(l.act, {tokens, c.head_dim});
   a.latents = l.memory.Take(l.act, {tokens, c.head_dim});
-  a.pool_kv = l.memory.Take(DType::kF32, {tokens, pool_width});
-  a.pool_score = l.memory.Take(DType::kF32, {tokens, pool_width});
+  a.pool_kv = l.memory.Take(DType::kF32, {tokens, 2 * c.head_dim});
+  a.pool_score = l.memory.Take(DType::kF32, {tokens, 2 * c.head_dim});
   LayOutIndexer(l, a);
   a.attention_scratch = l.memory.TakeBytes(
       l.ops.SparseAttentionScratchBytes(c.window + compressed_keys, c.num_heads, c.head_dim, l.kv));

@@ -34,8 +34,10 @@ struct Activations {
   TensorView query;             // act [T, H, d]
   TensorView window_kv;         // act [T, d]
   TensorView latents;           // act [T, d]
-  TensorView pool_kv;           // f32 [T, w], largest w; each compressor takes its own width
-  TensorView pool_score;        // f32 [T, w]
+  TensorView pool_kv;           // f32 [T, 2 d], as wide as the compressor of latents can be
+  TensorView pool_score;        // the same
+  TensorView index_pool_kv;     // f32 [T, 2 d_i]
+  TensorView index_pool_score;  // the same
   TensorView index_query;       // act [T, H_i, d_i]
   TensorView index_raw_weight;  // act [T, H_i]
   TensorView index_weight;      // f32 [T, H_i]

@@ -26,26 +26,41 @@ PassShape ShapeOf(const ForwardArgs& args) {
           .index_scores = args.probe != nullptr && args.probe->want_scores};
 }
 
-// One sub-layer between its hyper-connections: streams in, streams out.
-void RunSubLayer(const ForwardPass& pass, int64_t layer, const HyperConnectionWeights& weights,
-                 const TensorView& norm, SubLayer sub_layer) {
-  pass.ops.HcPre({.streams = pass.act.streams,
-                  .fn = weights.fn,
-                  .base = weights.base,
-                  .scale = weights.scale,
-                  .norm_weight = norm,
-                  .rms_eps = pass.config.rms_eps,
-                  .hc_eps = pass.config.hc_eps,
-                  .sinkhorn_iters = pass.config.sinkhorn_iters,
-                  .scratch = pass.act.hc_scratch,
-                  .x = pass.act.x,
-                  .post = pass.act.post,
-                  .comb = pass.act.comb},
-                 pass.stream);
+HcPreParams PreParams(const ForwardPass& pass, const HyperConnectionWeights& weights,
+                      const TensorView& norm) {
+  return {.streams = pass.act.streams,
+          .fn = weights.fn,
+          .base = weights.base,
+          .scale = weights.scale,
+          .norm_weight = norm,
+          .rms_eps = pass.config.rms_eps,
+          .hc_eps = pass.config.hc_eps,
+          .sinkhorn_iters = pass.config.sinkhorn_iters,
+          .scratch = pass.act.hc_scratch,
+          .x = pass.act.x,
+          .post = pass.act.post,
+          .comb = pass.act.comb};
+}
+
+HcPostParams PostParams(const ForwardPass& pass) {
+  return {.x = pass.act.y,
+          .post = pass.act.post,
+          .comb = pass.act.comb,
+          .streams = pass.act.streams};
+}
+
+// A sub-layer after its hyper-connection, which also ends the one before if that is `open`: act.y has
+// yet to be mixed into the streams, as this one's has in the end.
+void RunSubLayer(const ForwardPass& pass, int64_t layer, bool open,
+                 const HyperConnectionWeights& weights, const TensorView& norm,
+                 SubLayer sub_layer) {
+  const HcPreParams pre = PreParams(pass, weights, norm);
+  if (open) {
+    pass.ops.HcBoundary({.post = PostParams(pass), .pre = pre}, pass.stream);
+  } else {
+    pass.ops.HcPre(pre, pass.stream);
+  }
   sub_layer(pass, layer);
-  pass.ops.HcPost(
-      {.x = pass.act.y, .post = pass.act.post, .comb = pass.act.comb, .streams = pass.act.streams},
-      pass.stream);
 }
 
 void RunHead(const ForwardPass& pass) {
@@ -101,10 +116,13 @@ void Transformer::Forward(const ForwardArgs& args, std::span<std::byte> workspac
 
   ops_.EmbedTokens({.ids = args.ids, .table = weights_.embedding, .streams = act.streams}, stream);
   Watch(pass, probe.on_embedding, act.streams);
+  bool open = false;
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
-    RunSubLayer(pass, layer, weights.hc_attn, weights.attention.norm, RunAttention);
-    RunSubLayer(pass, layer, weights.hc_ffn, weights.feed_forward.norm, RunFeedForward);
+    RunSubLayer(pass, layer, open, weights.hc_attn, weights.attention.norm, RunAttention);
+    RunSubLayer(pass, layer, true, weights.hc_ffn, weights.feed_forward.norm, RunFeedForward);
+    open = !probe.on_layer && layer + 1 < config_.num_layers;
+    if (!open) ops_.HcPost(PostParams(pass), stream);
     Watch(pass, probe.on_layer, static_cast<int>(layer), act.streams);
     if (args.layer_done) args.layer_done();
   }

@@ -195,4 +195,41 @@ absl::StatusOr<bool> EventPassed(int device, void* event) {
   return true;
 }
 
+absl::Status BeginCapture(int device, void* stream) {
+  // Other threads may allocate and copy meanwhile.
+  const cudaError_t error =
+      cudaStreamBeginCapture(Handle(device, stream), cudaStreamCaptureModeThreadLocal);
+  return error == cudaSuccess ? absl::OkStatus()
+                              : absl::InternalError(Text("cudaStreamBeginCapture", error));
+}
+
+absl::StatusOr<void*> EndCapture(int device, void* stream) {
+  cudaGraph_t graph = nullptr;
+  cudaError_t error = cudaStreamEndCapture(Handle(device, stream), &graph);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return absl::InternalError(Text("cudaStreamEndCapture", error));
+  }
+  cudaGraphExec_t exec = nullptr;
+  error = cudaGraphInstantiate(&exec, graph, 0);
+  cudaGraphDestroy(graph);
+  if (error == cudaSuccess) error = cudaGraphUpload(exec, Handle(device, stream));
+  if (error == cudaSuccess) return static_cast<void*>(exec);
+  if (exec != nullptr) cudaGraphExecDestroy(exec);
+  cudaGetLastError();
+  const std::string text = Text("cudaGraphInstantiate", error);
+  return error == cudaErrorMemoryAllocation ? absl::ResourceExhaustedError(text)
+                                            : absl::InternalError(text);
+}
+
+void LaunchGraph(int device, void* stream, void* graph) {
+  Must(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), Handle(device, stream)),
+       "cudaGraphLaunch");
+}
+
+void DestroyGraph(int device, void* graph) {
+  cudaSetDevice(device);
+  cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
+}
+
 }  // namespace lodestone::cuda_calls

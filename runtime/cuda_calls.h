@@ -40,4 +40,11 @@ void WaitEvent(int device, void* stream, void* event);
 // Whether the device has passed it; the first failure of anything on the device.
 absl::StatusOr<bool> EventPassed(int device, void* event);
 
+// Between the two, what this thread queues on the stream is recorded, not run. EndCapture: it as a
+// cudaGraphExec_t, its memory on the device (RESOURCE_EXHAUSTED if there is none).
+absl::Status BeginCapture(int device, void* stream);
+absl::StatusOr<void*> EndCapture(int device, void* stream);
+void LaunchGraph(int device, void* stream, void* graph);
+void DestroyGraph(int device, void* graph);
+
 }  // namespace lodestone::cuda_calls

@@ -32,5 +32,9 @@ void DestroyEvent(int, void*) { std::abort(); }
 void RecordEvent(int, void*, void*) { std::abort(); }
 void WaitEvent(int, void*, void*) { std::abort(); }
 absl::StatusOr<bool> EventPassed(int, void*) { return NotBuilt(); }
+absl::Status BeginCapture(int, void*) { return NotBuilt(); }
+absl::StatusOr<void*> EndCapture(int, void*) { return NotBuilt(); }
+void LaunchGraph(int, void*, void*) { std::abort(); }
+void DestroyGraph(int, void*) { std::abort(); }
 
 }  // namespace lodestone::cuda_calls

@@ -78,6 +78,7 @@ absl::StatusOr<EngineOptions> ToEngineOptions(const WorkerConfig& config,
   options.kv = ParseKvFormat(config.kv);
   options.index_key = ParseIndexKeyFormat(config.index_k);
   options.tokenizer_fingerprint = Hex(tokenizer.fingerprint());
+  options.cuda_graphs = config.cuda_graphs == "on";
   options.num_threads = static_cast<int>(config.threads);
   options.memory_limit_bytes = config.memory.bytes;
   options.max_sequences = config.max_sequences;

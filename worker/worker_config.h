@@ -22,6 +22,7 @@ struct WorkerConfig {
   std::string kv = "auto";
 
   std::string device = "cpu";
+  std::string cuda_graphs = "on";
   int64_t threads = 0;
   ByteSize memory{int64_t{1} << 30};
   int64_t max_sequences = 16;
@@ -53,6 +54,9 @@ struct WorkerConfig {
     visit(kv, "kv", "storage of latents; auto: bf16 (f32 under exact numerics)", "Cache",
           FieldTraits{.allowed = {"auto", "bf16", "fp8", "f32"}});
     visit(device, "device", "what computes and holds weights and caches: cpu or cuda:N", "Compute");
+    visit(cuda_graphs, "cuda-graphs",
+          "decode steps of a CUDA device as graphs; off: every kernel launched by itself", "Compute",
+          FieldTraits{.allowed = {"on", "off"}});
     visit(threads, "threads", "compute threads of the device cpu; 0 = one per processor", "Compute");
     visit(memory, "memory",
           "bytes of the device for weights, caches, buffers and scratch together; what NCCL takes "

@@ -24,46 +24,51 @@ TensorView View(const DeviceArray<T>& array, DType dtype, std::initializer_list<
   return TensorView(array.data(), dtype, dims, Device::kCuda);
 }
 
-// HcPost of one sub-layer and HcPre of the next: 80 KB a token, 1.57 MB of weights.
-void BenchBoundary(int64_t tokens, Report& report) {
-  constexpr int kVariants = 4;
-  const auto streams =
-      Filled<uint16_t>(kVariants * tokens * kStreams * kHidden, FillKind::kBf16, 1);
-  const auto x = Filled<uint16_t>(tokens * kHidden, FillKind::kBf16, 2);
-  const auto fn = Filled<float>(kMixes * kStreams * kHidden, FillKind::kF32, 3);
+// HcPost of one sub-layer and HcPre of the next, fused or as two ops. Every launch has its own fn, as
+// in a model, so that it comes from memory; the streams are the same, as there.
+void BenchBoundary(int64_t tokens, int64_t hidden, bool fused, Report& report) {
+  const int launches = tokens > 256 ? 4 : 48;
+  const int64_t mixes = kMixes * kStreams * hidden;
+  const auto streams = Filled<uint16_t>(tokens * kStreams * hidden, FillKind::kBf16, 1);
+  const auto y = Filled<uint16_t>(tokens * hidden, FillKind::kBf16, 2);
+  const DeviceArray<uint16_t> x(static_cast<size_t>(tokens * hidden));
+  const auto fn = Filled<float>(launches * mixes, FillKind::kF32, 3);
   const auto small = Filled<float>(64 + tokens * 32, FillKind::kF32, 4);
-  const auto norm = Filled<uint16_t>(kHidden, FillKind::kBf16, 5);
+  const auto norm = Filled<uint16_t>(hidden, FillKind::kBf16, 5);
   const DeviceArray<uint8_t> scratch(static_cast<size_t>(HcPreScratchBytes(tokens)));
   const TensorView post(small->data() + 64, DType::kF32, {tokens, kStreams});
   const TensorView comb(small->data() + 64 + tokens * 8, DType::kF32, {tokens, kStreams, kStreams});
+  const TensorView all = View(*streams, DType::kBf16, {tokens, kStreams, hidden});
   PackedWeight weight;
   weight.n = kMixes;
-  weight.k = kStreams * kHidden;
-  weight.data = View(*fn, DType::kF32, {kMixes, weight.k});
-  const double us = GraphMicroseconds(16, [&](int i, cudaStream_t stream) {
-    const TensorView part(streams->data() + i % kVariants * tokens * kStreams * kHidden,
-                          DType::kBf16, {tokens, kStreams, kHidden});
-    LaunchHcPost({.x = View(*x, DType::kBf16, {tokens, kHidden}),
-                  .post = post,
-                  .comb = comb,
-                  .streams = part},
-                 stream);
-    LaunchHcPre({.streams = part,
-                 .fn = weight,
-                 .base = TensorView(small->data(), DType::kF32, {kMixes}),
-                 .scale = TensorView(small->data() + 32, DType::kF32, {3}),
-                 .norm_weight = View(*norm, DType::kBf16, {kHidden}),
-                 .rms_eps = 1e-6f,
-                 .hc_eps = 1e-6f,
-                 .sinkhorn_iters = 20,
-                 .scratch = View(scratch, DType::kU8, {static_cast<int64_t>(scratch.size())}),
-                 .x = View(*x, DType::kBf16, {tokens, kHidden}),
+  weight.k = kStreams * hidden;
+  const double us = GraphMicroseconds(launches, [&](int i, cudaStream_t stream) {
+    weight.data = TensorView(fn->data() + i * mixes, DType::kF32, {kMixes, weight.k});
+    const HcBoundaryParams params{
+        .post = {.x = View(*y, DType::kBf16, {tokens, hidden}),
                  .post = post,
-                 .comb = comb},
-                stream);
+                 .comb = comb,
+                 .streams = all},
+        .pre = {.streams = all,
+                .fn = weight,
+                .base = TensorView(small->data(), DType::kF32, {kMixes}),
+                .scale = TensorView(small->data() + 32, DType::kF32, {3}),
+                .norm_weight = View(*norm, DType::kBf16, {hidden}),
+                .rms_eps = 1e-6f,
+                .hc_eps = 1e-6f,
+                .sinkhorn_iters = 20,
+                .scratch = View(scratch, DType::kU8, {static_cast<int64_t>(scratch.size())}),
+                .x = View(x, DType::kBf16, {tokens, hidden}),
+                .post = post,
+                .comb = comb}};
+    if (fused) return LaunchHcBoundary(params, stream);
+    LaunchHcPost(params.post, stream);
+    LaunchHcPre(params.pre, stream);
   });
-  report.Add("hc boundary", std::to_string(tokens) + " tok", us,
-             {.bytes = static_cast<double>(tokens) * 80e3 + 1.57e6});
+  report.Add(fused ? "hc boundary" : "hc post, hc pre",
+             std::to_string(tokens) + " tok, " + std::to_string(hidden), us,
+             {.bytes = static_cast<double>(tokens * hidden) * (2 * 2 * kStreams + 4) +
+                       4.0 * static_cast<double>(mixes)});
 }
 
 std::string Shape(int64_t tokens, int64_t n, int64_t k, WeightFormat format) {
@@ -204,11 +209,106 @@ void BenchRows(int64_t tokens, Report& report) {
              {.bytes = row_bytes * 128});
 }
 
+// The rows between an indexed layer's products in a decode step: one launch, or one an op.
+void BenchAttentionRows(int64_t tokens, bool fused, Report& report) {
+  constexpr int64_t kDims = 512;
+  constexpr int64_t kIndexDims = 128;
+  constexpr int64_t kLowRank = 1024;
+  const auto bf16 = Filled<uint16_t>(tokens * (kLowRank + 2 * kDims) + 4096, FillKind::kBf16, 1);
+  const auto f32 = Filled<float>((tokens * 60 + 40) * kDims, FillKind::kF32, 2);
+  const DeviceArray<uint8_t> cache(static_cast<size_t>(tokens * (128 + 64 + 64) * kDims * 2));
+  std::vector<int32_t> numbers;  // positions, token_seq, seq_first, seq_slot; seq_tokens
+  for (int64_t i = 0; i < tokens; ++i) numbers.push_back(1003 + 4 * static_cast<int32_t>(i));
+  for (int copy = 0; copy < 3; ++copy) {
+    for (int64_t i = 0; i < tokens; ++i) numbers.push_back(static_cast<int32_t>(i));
+  }
+  numbers.insert(numbers.end(), static_cast<size_t>(tokens), 1);
+  numbers.insert(numbers.end(), static_cast<size_t>(tokens * 1024), 0);  // all in page 0
+  const DeviceArray<int32_t> ints(numbers);
+  const auto row_of_ints = [&](int64_t i) {
+    return TensorView(ints.data() + i * tokens, DType::kI32, {tokens}, Device::kCuda);
+  };
+  int64_t bf16_at = 0;
+  const auto bf16_view = [&](int64_t rows, int64_t columns) {
+    bf16_at += rows * columns;
+    return TensorView(bf16->data() + bf16_at - rows * columns, DType::kBf16, {rows, columns});
+  };
+  int64_t f32_at = 0;
+  const auto f32_view = [&](std::initializer_list<int64_t> dims) {
+    const TensorView view(f32->data() + f32_at, DType::kF32, dims);
+    f32_at += view.num_elements();
+    return view;
+  };
+  int64_t cache_at = 0;
+  const auto store = [&](int64_t blocks, int64_t rows, int64_t row_bytes) {
+    const TensorView view(cache.data() + cache_at, DType::kU8, {blocks, rows, row_bytes});
+    cache_at += view.num_bytes();
+    return RowStore{.payload = view};
+  };
+  const BatchIndex batch{.positions = row_of_ints(0),
+                         .token_seq = row_of_ints(1),
+                         .seq_first = row_of_ints(2),
+                         .seq_tokens = row_of_ints(4),
+                         .seq_slot = row_of_ints(3),
+                         .block_table = TensorView(ints.data() + 5 * tokens, DType::kI32,
+                                                   {tokens, 1024}, Device::kCuda)};
+  const TensorView freqs = f32_view({32});
+  const auto compress = [&](CompressedRow row, int64_t dims) {
+    return CompressKvParams{.kv = f32_view({tokens, 2 * dims}),
+                            .score = f32_view({tokens, 2 * dims}),
+                            .ape = f32_view({4, 2 * dims}),
+                            .norm_weight = bf16_view(1, dims),
+                            .freqs = freqs,
+                            .ratio = 4,
+                            .eps = 1e-6f,
+                            .batch = batch,
+                            .row = row,
+                            .state_kv = f32_view({tokens, 8, 2 * dims}),
+                            .state_score = f32_view({tokens, 8, 2 * dims}),
+                            .entries = store(1, 64, dims * 2)};
+  };
+  const TensorView latents = bf16_view(tokens, kDims);
+  AttentionRowsParams params{.query = {.x = bf16_view(tokens, kLowRank), .eps = 1e-6f},
+                             .window = {.kv = bf16_view(tokens, kDims),
+                                        .positions = batch.positions,
+                                        .freqs = freqs,
+                                        .eps = 1e-6f,
+                                        .latents = latents},
+                             .index_keys = compress(CompressedRow::kIndexKey, kIndexDims),
+                             .entries = compress(CompressedRow::kLatent, kDims),
+                             .ring = {.latents = latents,
+                                      .batch = batch,
+                                      .rope_dims = 64,
+                                      .ring = store(tokens, 128, kDims * 2)}};
+  params.query.weight = params.window.weight = bf16_view(1, kLowRank);
+  params.query.out = params.query.x;
+  for (CompressKvParams* const part : {&params.index_keys, &params.entries}) {
+    part->norm_weight = TensorView(part->norm_weight.data, DType::kBf16, {part->kv.shape[1] / 2});
+  }
+  const double us = GraphMicroseconds(16, [&](int, cudaStream_t stream) {
+    if (fused) return LaunchAttentionRows(params, stream);
+    LaunchRmsNorm(params.query, stream);
+    LaunchWindowLatent(params.window, stream);
+    LaunchCompressKv(params.index_keys, stream);
+    LaunchCompressKv(params.entries, stream);
+    LaunchStoreWindow(params.ring, stream);
+  });
+  report.Add(fused ? "attention rows" : "the same, apart", std::to_string(tokens) + " tok", us,
+             {.bytes = static_cast<double>(tokens) * (2.0 * (2 * kLowRank + 3 * kDims) +
+                                                      16.0 * (kDims + kIndexDims))});
+}
+
 int Main(int argc, char** argv) {
   cudaDeviceProp card{};
   CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
   Report report(MeasureCeilings());
-  for (int64_t tokens : {1, 8, 32, 4096}) BenchBoundary(tokens, report);
+  for (int64_t tokens : {1, 8, 16, 32, 64, 128, 4096}) {
+    BenchBoundary(tokens, kHidden, true, report);
+  }
+  for (int64_t tokens : {1, 32}) {
+    BenchBoundary(tokens, kHidden, false, report);
+    BenchBoundary(tokens, 7168, true, report);
+  }
   constexpr WeightFormat kFormats[] = {WeightFormat::kBf16, WeightFormat::kFp8,
                                        WeightFormat::kFp4};
   for (const WeightFormat format : kFormats) {
@@ -222,7 +322,10 @@ int Main(int argc, char** argv) {
     BenchLinear(4096, 32768, 1024, format, report);
   }
   BenchLinear(1, 129280, 4096, WeightFormat::kBf16, report);
-  for (int64_t tokens : {1, 4096}) BenchRows(tokens, report);
+  for (int64_t tokens : {1, 32, 4096}) BenchRows(tokens, report);
+  for (int64_t tokens : {1, 32}) {
+    for (const bool fused : {true, false}) BenchAttentionRows(tokens, fused, report);
+  }
   const auto experts =
       Filled<uint16_t>((kExperts + 1) * 3 * kWidth * kHidden, FillKind::kBf16, 9);
   for (int64_t tokens : {1, 32, 2048}) {

@@ -60,7 +60,9 @@ void StoreWindow(const Context& context, const StoreWindowParams& p, ThreadPool&
   ForRanges(pool, p.latents.shape[0], token_ns, 1, [&](int64_t first, int64_t count) {
     for (int64_t t = first; t < first + count; ++t) {
       const int32_t seq = p.batch.token_seq.as<int32_t>()[t];
-      if (seq_first[seq] + seq_tokens[seq] - t > window) continue;  // overwritten by a later token
+      const int64_t left = seq_first[seq] + seq_tokens[seq] - t;
+      if (left > window) continue;  // overwritten by a later token
+      if (left <= 0) continue;      // fills the batch up
       const int64_t row = p.batch.positions.as<int32_t>()[t] % window;
       const StoredRow stored = RowAt(p.ring, p.batch.seq_slot.as<int32_t>()[seq], row);
       StoreLatent(context.simd, RowPointer(p.latents, t), IsBf16(p.latents), dims, p.rope_dims,

@@ -121,6 +121,14 @@ class CudaOps final : public Ops {
     CheckActivation(params.streams.dtype);
     cuda::LaunchHcPost(params, On(stream));
   }
+  void HcBoundary(const HcBoundaryParams& params, Stream& stream) const override {
+    CheckHcPost(params.post);
+    CheckHcPre(params.pre, cuda::HcPreScratchBytes(params.pre.streams.shape[0]));
+    CHECK(params.post.streams.data == params.pre.streams.data)
+        << "HcBoundary: the streams of HcPost and HcPre differ";
+    CheckActivation(params.pre.streams.dtype);
+    cuda::LaunchHcBoundary(params, On(stream));
+  }
   void HcHead(const HcHeadParams& params, Stream& stream) const override {
     CheckHcHead(params);
     CheckActivation(params.streams.dtype);
@@ -160,6 +168,31 @@ class CudaOps final : public Ops {
     CheckIndexQuery(params);
     CheckActivation(params.q.dtype);
     cuda::LaunchIndexQuery(params, On(stream));
+  }
+  void AttentionRows(const AttentionRowsParams& params, Stream& stream) const override {
+    if (params.ring.latents.empty()) return Ops::AttentionRows(params, stream);
+    CheckRmsNorm(params.query);
+    CheckWindowLatent(params.window);
+    CheckStoreWindow(params.ring);
+    CHECK(params.ring.latents.data == params.window.latents.data &&
+          params.ring.batch.num_tokens() == params.ring.batch.num_seqs())
+        << "AttentionRows: " << params.ring.batch.num_tokens() << " tokens of "
+        << params.ring.batch.num_seqs() << " sequences, want one each";
+    for (const CompressKvParams* const compress : {&params.index_keys, &params.entries}) {
+      if (compress->kv.empty()) continue;
+      CheckCompressKv(*compress);
+      CheckActivation(compress->act);
+    }
+    CheckActivation(params.query.x.dtype);
+    CheckActivation(params.window.kv.dtype);
+    cuda::LaunchAttentionRows(params, On(stream));
+  }
+  void QueryRows(const QueryRowsParams& params, Stream& stream) const override {
+    CheckQueryNormRope(params.query);
+    CheckIndexQuery(params.index);
+    CheckActivation(params.query.q.dtype);
+    CheckActivation(params.index.q.dtype);
+    cuda::LaunchQueryRows(params, On(stream));
   }
   int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible) const override {
     return cuda::IndexTopKScratchBytes(num_tokens, RoundedVisible(max_visible));

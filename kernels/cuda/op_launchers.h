@@ -18,6 +18,7 @@ void LaunchEmbedTokens(const EmbedTokensParams& params, cudaStream_t stream);
 
 int64_t HcPreScratchBytes(int64_t num_tokens);
 void LaunchHcPre(const HcPreParams& params, cudaStream_t stream);
+void LaunchHcBoundary(const HcBoundaryParams& params, cudaStream_t stream);
 void LaunchHcPost(const HcPostParams& params, cudaStream_t stream);
 void LaunchHcHead(const HcHeadParams& params, cudaStream_t stream);
 
@@ -26,6 +27,9 @@ void LaunchQueryNormRope(const QueryNormRopeParams& params, cudaStream_t stream)
 void LaunchWindowLatent(const WindowLatentParams& params, cudaStream_t stream);
 void LaunchStoreWindow(const StoreWindowParams& params, cudaStream_t stream);
 void LaunchCompressKv(const CompressKvParams& params, cudaStream_t stream);
+// REQUIRES: every sequence has one token, and `ring` is given.
+void LaunchAttentionRows(const AttentionRowsParams& params, cudaStream_t stream);
+void LaunchQueryRows(const QueryRowsParams& params, cudaStream_t stream);
 void LaunchIndexQuery(const IndexQueryParams& params, cudaStream_t stream);
 
 void LaunchLinear(const LinearParams& params, cudaStream_t stream);

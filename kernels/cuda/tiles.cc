@@ -48,6 +48,14 @@ int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible) {
   return RoundUp(std::max(std::min(bytes, kMaxScoreBytes), row_bytes), kScratchAlignment);
 }
 
+int ChooseHcTokens(int64_t num_tokens, bool clusters) {
+  // An H200 runs seven clusters of 16 blocks at a time where each block needs a processor.
+  constexpr int64_t kClusters = 7;
+  constexpr int64_t kMaxTokens = 5;
+  const int64_t tokens = CeilDiv(num_tokens, kClusters);
+  return clusters && tokens <= kMaxTokens ? static_cast<int>(tokens) : 0;
+}
+
 AttentionSplits ChooseAttentionSplits(int64_t num_tokens, int64_t num_heads, int64_t max_keys,
                                       int num_processors, bool deterministic) {
   constexpr int64_t kFixedSteps = 16;

@@ -29,6 +29,10 @@ int64_t ScoreRows(int64_t num_tokens, int64_t max_visible);
 // Its bytes: never more than kMaxScoreBytes (or one row), nor more for fewer tokens or entries.
 int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible);
 
+// Tokens that one cluster mixes the streams of (hyper_connection.cu); 0: blocks that stay and scratch.
+// `clusters`: the device has clusters of 16 blocks.
+int ChooseHcTokens(int64_t num_tokens, bool clusters);
+
 // kTensorCore needs sm_90a, bf16 latents, d = 512 and r_d = 64. Keys are attended to 64 a step.
 // Each split of a token's steps is a thread block of its own; a second kernel joins them.
 enum class AttentionPath : uint8_t { kPortable, kTensorCore };

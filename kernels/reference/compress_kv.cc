@@ -118,6 +118,7 @@ void CompressKv(const CompressKvParams& p) {
   const int64_t c = p.norm_weight.shape[0];
   for (int64_t t = 0; t < p.batch.num_tokens(); ++t) {
     const int64_t seq = p.batch.token_seq.as<int32_t>()[t];
+    if (p.batch.seq_tokens.as<int32_t>()[seq] == 0) continue;  // fills the batch up
     const int64_t position = p.batch.positions.as<int32_t>()[t];
     const State state = StateOf(p, p.batch.seq_slot.as<int32_t>()[seq]);
     StoreToken(p, state, t, position);

@@ -107,6 +107,56 @@ OpRun CompressRun(const Case& c, std::vector<int64_t> lengths, int64_t chunk, In
   };
 }
 
+// A decode step of tokens at 7 (which completes a group), 9 and, in its own slot and pages, a third one
+// at 7 that only fills the batch up; or the first two, each by itself.
+OpRun FilledUpRun(const Case& c, bool together) {
+  return [=](const Ops& ops, Stream& stream) {
+    const HostTensor freqs = RopeFreqs(64);
+    const HostTensor norm_weight = Random(DType::kBf16, {c.channels()}, 1);
+    const HostTensor ape = Random(DType::kF32, {4, c.width()}, 2);
+    TestBatch batch({{7, 1}, {9, 1}, {7, 1}}, 3);
+    batch.seq_tokens.SetInts({1, 1, 0});
+    const HostTensor kv = Random(DType::kF32, {3, c.width()}, 4);
+    const HostTensor score = Random(DType::kF32, {3, c.width()}, 5);
+    HostTensor state_kv = Random(DType::kF32, {batch.num_slots, 8, c.width()}, 6);
+    HostTensor state_score = Random(DType::kF32, {batch.num_slots, 8, c.width()}, 7);
+    TestRowStore entries(batch.num_pages, 64, c.row_bytes());
+    const auto compress = [&](int64_t first, int64_t count, const TestBatch& tokens) {
+      ops.CompressKv({.kv = kv.view().Rows(first, count),
+                      .score = score.view().Rows(first, count),
+                      .ape = ape,
+                      .norm_weight = norm_weight,
+                      .freqs = freqs,
+                      .ratio = 4,
+                      .eps = 1e-6f,
+                      .batch = tokens.index,
+                      .row = c.row,
+                      .state_kv = state_kv,
+                      .state_score = state_score,
+                      .entries = entries.store},
+                     stream);
+    };
+    if (together) compress(0, 3, batch);
+    for (int64_t seq = 0; seq < 2 && !together; ++seq) {
+      compress(seq, 1, batch.Only(seq, {seq == 0 ? 7 : 9, 1}));
+    }
+    OpResult result;
+    for (const HostTensor* tensor : {&entries.memory, &state_kv, &state_score}) {
+      result.AddBytes(*tensor);
+    }
+    return result;
+  };
+}
+
+TEST(CpuCompressKvTest, TokensThatFillTheBatchUpStoreNothing) {
+  for (const Case& c : {kCases[0], kCases[4]}) {
+    EXPECT_TRUE(RunOnAllBackends(FilledUpRun(c, true)).bytes ==
+                RunOnAllBackends(FilledUpRun(c, false)).bytes);
+    EXPECT_TRUE(RunReference(FilledUpRun(c, true)).bytes ==
+                RunReference(FilledUpRun(c, false)).bytes);
+  }
+}
+
 // States are sums of two floats and copies: equal to the bit. Entries differ by a rounding of the
 // pooled vector and one after the norm (bf16), and by one code of fp8 or fp4 at a border.
 TEST(CpuCompressKvTest, MatchesTheReference) {

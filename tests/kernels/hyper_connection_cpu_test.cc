@@ -83,6 +83,61 @@ TEST(CpuHyperConnectionTest, TokensDoNotDependOnTheirChunk) {
   }
 }
 
+// Between two sub-layers: HcPost of the first, HcPre of the second, in one op or in two.
+OpRun Boundary(const HcInputs& in, int64_t chunk, bool fused) {
+  return [&in, chunk, fused](const Ops& ops, Stream& stream) {
+    const int64_t tokens = in.streams.view().shape[0], dims = in.streams.view().shape[2];
+    const PackedTensor fn = Pack(ops, in.fn);
+    HostTensor streams = in.streams.Clone();
+    HostTensor x(in.x.view().dtype, {tokens, dims});
+    HostTensor post = Random(DType::kF32, {tokens, 4}, 11);
+    HostTensor comb = Random(DType::kF32, {tokens, 4, 4}, 12);
+    const HostTensor scratch(DType::kU8, {ops.HcPreScratchBytes(tokens, 4)});
+    for (const BatchPart& part : Chunks(tokens, chunk)) {
+      const auto rows = [&](const TensorView& view) {
+        return view.Rows(part.first_position, part.num_tokens);
+      };
+      const HcBoundaryParams params{.post = {.x = rows(in.x),
+                                             .post = rows(post),
+                                             .comb = rows(comb),
+                                             .streams = rows(streams)},
+                                    .pre = {.streams = rows(streams),
+                                            .fn = fn.weight,
+                                            .base = in.base,
+                                            .scale = in.scale,
+                                            .norm_weight = in.norm_weight,
+                                            .rms_eps = kEps,
+                                            .hc_eps = kEps,
+                                            .sinkhorn_iters = 20,
+                                            .scratch = scratch,
+                                            .x = rows(x),
+                                            .post = rows(post),
+                                            .comb = rows(comb)}};
+      if (fused) {
+        ops.HcBoundary(params, stream);
+      } else {
+        ops.HcPost(params.post, stream);
+        ops.HcPre(params.pre, stream);
+      }
+    }
+    OpResult result;
+    for (const HostTensor* tensor : {&x, &post, &comb, &streams}) result.Add(*tensor);
+    return result;
+  };
+}
+
+TEST(CpuHyperConnectionTest, BoundaryIsPostThenPreBitForBit) {
+  for (const int64_t dims : {128, 448, 1024}) {
+    const HcInputs in(DType::kBf16, 77, 4, dims, InputKind::kNormal);
+    const OpResult apart = RunOnAllBackends(Boundary(in, 0, false));
+    ExpectNear(apart.floats, RunReference(Boundary(in, 0, false)).floats, 2 * kBf16Ulp, 1e-3);
+    for (const int64_t chunk : {0, 1, 3, 8, 15, 16, 31, 33}) {
+      EXPECT_TRUE(RunOnAllBackends(Boundary(in, chunk, true)).bytes == apart.bytes)
+          << dims << " dims, chunks of " << chunk;
+    }
+  }
+}
+
 TEST(CpuHyperConnectionTest, HeadCollapsesChosenRows) {
   for (DType act : {DType::kBf16, DType::kF32}) {
     const HcInputs in(act, 40, 4, 128, InputKind::kNormal);

@@ -122,6 +122,31 @@ TEST(CpuStoreWindowTest, WritesTheSameBytesAsTheReference) {
   }
 }
 
+// A decode step filled up by a copy of its first sequence against each sequence by itself.
+TEST(CpuStoreWindowTest, TokensThatFillTheBatchUpStoreNothing) {
+  const HostTensor latents = Random(DType::kBf16, {3, 512}, 7);
+  TestBatch batch({{100, 1}, {4095, 1}, {100, 1}}, 8);
+  batch.seq_tokens.SetInts({1, 1, 0});
+  const auto run = [&](bool together) -> OpRun {
+    return [&, together](const Ops& ops, Stream& stream) {
+      TestRowStore ring(batch.num_slots, 128, LatentRowBytes(KvFormat::kBf16, 512, 64));
+      const auto store = [&](const TensorView& rows, const TestBatch& tokens) {
+        ops.StoreWindow(
+            {.latents = rows, .batch = tokens.index, .rope_dims = 64, .ring = ring.store}, stream);
+      };
+      if (together) store(latents, batch);
+      for (int64_t seq = 0; seq < 2 && !together; ++seq) {
+        store(latents.view().Rows(seq, 1), batch.Only(seq, {seq == 0 ? 100 : 4095, 1}));
+      }
+      OpResult result;
+      result.AddBytes(ring.memory);
+      return result;
+    };
+  };
+  EXPECT_TRUE(RunOnAllBackends(run(true)).bytes == RunOnAllBackends(run(false)).bytes);
+  EXPECT_TRUE(RunReference(run(true)).bytes == RunReference(run(false)).bytes);
+}
+
 // Query and weight of one sequence of roundings; under kFp4 and kFp8 a code may differ by one where
 // a value lies at a border, so only most values must agree.
 TEST(CpuIndexQueryTest, MatchesTheReference) {

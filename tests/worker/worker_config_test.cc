@@ -37,6 +37,13 @@ TEST(WorkerConfigTest, NamedFormatsReachTheEngine) {
   EXPECT_EQ(options.index_key, IndexKeyFormat::kFp4);
 }
 
+TEST(WorkerConfigTest, GraphsAreOnUnlessSwitchedOff) {
+  WorkerConfig config = ValidConfig();
+  EXPECT_TRUE(ToEngineOptions(config, 512).value().cuda_graphs);
+  config.cuda_graphs = "off";
+  EXPECT_FALSE(ToEngineOptions(config, 512).value().cuda_graphs);
+}
+
 TEST(WorkerConfigTest, StagingIsPartOfTheMemoryPlan) {
   WorkerConfig config = ValidConfig();
   config.staging_slot = {1000};

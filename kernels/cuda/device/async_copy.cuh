@@ -162,10 +162,10 @@ __device__ inline void NamedBarrierArrive(int id, int threads) {
 // barrier.cluster (9.7.13.3): what any thread of the cluster wrote before it arrived, shared memory
 // of other blocks included, is seen after the wait.
 __device__ inline void ClusterArrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
 __device__ inline void ClusterWait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // griddepcontrol (9.7.13.14): the next kernel of the stream may start; and wait for the one before.

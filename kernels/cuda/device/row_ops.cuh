@@ -77,21 +77,31 @@ __device__ void RmsNormRow(float* row, int n, const uint16_t* weight, float eps)
   TeamSync<kTeam>();
 }
 
-// Rotates the last 2 * num_pairs of n dims by the angle of `position`, and rounds. Spec 7.2, 7.3.
+// Of the angle position * freq, rounded to fp32 first. Spec 7.2. In fp64, so that the rounded values are
+// those of the host's cosf and sinf.
+__device__ inline void SineAndCosine(int32_t position, float freq, float* sine, float* cosine) {
+  double exact_sine, exact_cosine;
+  sincos(static_cast<double>(__fmul_rn(static_cast<float>(position), freq)), &exact_sine,
+         &exact_cosine);
+  *sine = static_cast<float>(exact_sine);
+  *cosine = static_cast<float>(exact_cosine);
+}
+
+// Rotates a pair and rounds. Spec 7.3.
+__device__ inline void RotatePair(float sine, float cosine, float& re, float& im) {
+  const float old_re = re;
+  re = RoundToBf16(__fsub_rn(__fmul_rn(re, cosine), __fmul_rn(im, sine)));
+  im = RoundToBf16(__fadd_rn(__fmul_rn(old_re, sine), __fmul_rn(im, cosine)));
+}
+
+// Rotates the last 2 * num_pairs of n dims by the angle of `position`, and rounds.
 template <int kTeam>
 __device__ void RotateTail(float* row, int n, int num_pairs, int32_t position, const float* freqs) {
   float* const tail = row + n - 2 * num_pairs;
   for (int i = TeamRank<kTeam>(); i < num_pairs; i += kTeam) {
-    // In fp64, so that the rounded values are those of the host's cosf and sinf.
-    double exact_sine, exact_cosine;
-    sincos(static_cast<double>(__fmul_rn(static_cast<float>(position), freqs[i])), &exact_sine,
-           &exact_cosine);
-    const float sine = static_cast<float>(exact_sine);
-    const float cosine = static_cast<float>(exact_cosine);
-    const float re = tail[2 * i];
-    const float im = tail[2 * i + 1];
-    tail[2 * i] = RoundToBf16(__fsub_rn(__fmul_rn(re, cosine), __fmul_rn(im, sine)));
-    tail[2 * i + 1] = RoundToBf16(__fadd_rn(__fmul_rn(re, sine), __fmul_rn(im, cosine)));
+    float sine, cosine;
+    SineAndCosine(position, freqs[i], &sine, &cosine);
+    RotatePair(sine, cosine, tail[2 * i], tail[2 * i + 1]);
   }
   TeamSync<kTeam>();
 }

@@ -74,6 +74,37 @@ class Copies {
       Read(*view);
     }
   }
+  void Take(RmsNormParams& p) {
+    Read(p.x);
+    Read(p.weight);
+    Write(p.out);
+  }
+  void Take(QueryNormRopeParams& p) {
+    Read(p.positions);
+    Read(p.freqs);
+    Write(p.q);
+  }
+  void Take(WindowLatentParams& p) {
+    for (TensorView* view : {&p.kv, &p.weight, &p.positions, &p.freqs}) Read(*view);
+    Write(p.latents);
+  }
+  void Take(StoreWindowParams& p) {
+    Read(p.latents);
+    Read(p.batch);
+    Write(p.ring);
+  }
+  void Take(CompressKvParams& p) {
+    for (TensorView* view : {&p.kv, &p.score, &p.ape, &p.norm_weight, &p.freqs}) Read(*view);
+    Read(p.batch);
+    Write(p.state_kv);
+    Write(p.state_score);
+    Write(p.entries);
+  }
+  void Take(IndexQueryParams& p) {
+    for (TensorView* view : {&p.raw_weight, &p.positions, &p.freqs}) Read(*view);
+    Write(p.q);
+    Write(p.weight);
+  }
   // `*pointer` comes to point to the copy of these bytes.
   void Add(std::byte** pointer, int64_t num_bytes, bool written) {
     if (num_bytes == 0) return;
@@ -208,6 +239,21 @@ class MirrorOps final : public Ops {
     copies.Write(p.streams);
     Run(copies, [&](Stream& stream) { inner_.HcPost(p, stream); });
   }
+  void HcBoundary(const HcBoundaryParams& params, Stream& host) const override {
+    if (OnlyOnHost(params.pre.streams)) return host_->HcBoundary(params, host);
+    HcBoundaryParams p = params;
+    Copies copies(*machine_);
+    for (TensorView* view : {&p.post.x, &p.post.post, &p.post.comb, &p.pre.base, &p.pre.scale,
+                             &p.pre.norm_weight}) {
+      copies.Read(*view);
+    }
+    copies.Read(p.pre.fn);
+    for (TensorView* view : {&p.post.streams, &p.pre.streams, &p.pre.scratch, &p.pre.x,
+                             &p.pre.post, &p.pre.comb}) {
+      copies.Write(*view);
+    }
+    Run(copies, [&](Stream& stream) { inner_.HcBoundary(p, stream); });
+  }
   void HcHead(const HcHeadParams& params, Stream& host) const override {
     if (OnlyOnHost(params.streams)) return host_->HcHead(params, host);
     HcHeadParams p = params;
@@ -234,60 +280,64 @@ class MirrorOps final : public Ops {
     if (IsF32(params.x)) return host_->RmsNorm(params, host);
     RmsNormParams p = params;
     Copies copies(*machine_);
-    copies.Read(p.x);
-    copies.Read(p.weight);
-    copies.Write(p.out);
+    copies.Take(p);
     Run(copies, [&](Stream& stream) { inner_.RmsNorm(p, stream); });
   }
   void QueryNormRope(const QueryNormRopeParams& params, Stream& host) const override {
     if (IsF32(params.q)) return host_->QueryNormRope(params, host);
     QueryNormRopeParams p = params;
     Copies copies(*machine_);
-    copies.Read(p.positions);
-    copies.Read(p.freqs);
-    copies.Write(p.q);
+    copies.Take(p);
     Run(copies, [&](Stream& stream) { inner_.QueryNormRope(p, stream); });
   }
   void WindowLatent(const WindowLatentParams& params, Stream& host) const override {
     if (IsF32(params.kv)) return host_->WindowLatent(params, host);
     WindowLatentParams p = params;
     Copies copies(*machine_);
-    for (TensorView* view : {&p.kv, &p.weight, &p.positions, &p.freqs}) copies.Read(*view);
-    copies.Write(p.latents);
+    copies.Take(p);
     Run(copies, [&](Stream& stream) { inner_.WindowLatent(p, stream); });
   }
   void StoreWindow(const StoreWindowParams& params, Stream& host) const override {
-    if (IsF32(params.latents) || params.format == KvFormat::kF32) {
-      return host_->StoreWindow(params, host);
-    }
+    if (IsF32(params.latents) || params.format == KvFormat::kF32) return host_->StoreWindow(params, host);
     StoreWindowParams p = params;
     Copies copies(*machine_);
-    copies.Read(p.latents);
-    copies.Read(p.batch);
-    copies.Write(p.ring);
+    copies.Take(p);
     Run(copies, [&](Stream& stream) { inner_.StoreWindow(p, stream); });
   }
   void CompressKv(const CompressKvParams& params, Stream& host) const override {
     if (params.act == DType::kF32) return host_->CompressKv(params, host);
     CompressKvParams p = params;
     Copies copies(*machine_);
-    for (TensorView* view : {&p.kv, &p.score, &p.ape, &p.norm_weight, &p.freqs}) {
-      copies.Read(*view);
-    }
-    copies.Read(p.batch);
-    copies.Write(p.state_kv);
-    copies.Write(p.state_score);
-    copies.Write(p.entries);
+    copies.Take(p);
     Run(copies, [&](Stream& stream) { inner_.CompressKv(p, stream); });
   }
   void IndexQuery(const IndexQueryParams& params, Stream& host) const override {
     if (IsF32(params.q)) return host_->IndexQuery(params, host);
     IndexQueryParams p = params;
     Copies copies(*machine_);
-    for (TensorView* view : {&p.raw_weight, &p.positions, &p.freqs}) copies.Read(*view);
-    copies.Write(p.q);
-    copies.Write(p.weight);
+    copies.Take(p);
     Run(copies, [&](Stream& stream) { inner_.IndexQuery(p, stream); });
+  }
+  void AttentionRows(const AttentionRowsParams& params, Stream& host) const override {
+    if (IsF32(params.query.x) || params.ring.format == KvFormat::kF32) {
+      return host_->AttentionRows(params, host);
+    }
+    AttentionRowsParams p = params;
+    Copies copies(*machine_);
+    copies.Take(p.query);
+    copies.Take(p.window);
+    if (!p.index_keys.kv.empty()) copies.Take(p.index_keys);
+    if (!p.entries.kv.empty()) copies.Take(p.entries);
+    if (!p.ring.latents.empty()) copies.Take(p.ring);
+    Run(copies, [&](Stream& stream) { inner_.AttentionRows(p, stream); });
+  }
+  void QueryRows(const QueryRowsParams& params, Stream& host) const override {
+    if (IsF32(params.query.q)) return host_->QueryRows(params, host);
+    QueryRowsParams p = params;
+    Copies copies(*machine_);
+    copies.Take(p.query);
+    copies.Take(p.index);
+    Run(copies, [&](Stream& stream) { inner_.QueryRows(p, stream); });
   }
   int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible) const override {
     return inner_.IndexTopKScratchBytes(num_tokens, max_visible);
