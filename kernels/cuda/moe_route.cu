@@ -1,7 +1,9 @@
-// Expert choice (MoeRouteParams). A cluster of kCluster blocks has 16 tokens: the blocks share the
-// experts, sum their gate products as gemm.h does, and put them into the shared memory of the block
-// that chooses for the token: two tokens a block, one warp each. So one launch does it without
-// scratch. Bound by the gate's bytes (2 MB for 256 experts of 4096), read by every cluster.
+// Expert choice (MoeRouteParams). A cluster has 16 tokens: its blocks share the experts, sum their gate
+// products as gemm.h does, and put the scores into the shared memory of the block that chooses for
+// the token, a warp each. So one launch does it without scratch. A block asks for its rows of the
+// gate before it waits for the kernel before. Bound by the gate's bytes (2 MB for 256 experts of
+// 4096), read by every cluster; for a few tokens by latency: the products, the cluster's barrier, and
+// about 150 cycles an expert chosen.
 
 #include <cooperative_groups.h>
 
@@ -17,9 +19,7 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-using Tile = NarrowTile<1, 4>;
-constexpr int kCluster = 8;
-constexpr int kBlockTokens = Tile::kRows / kCluster;  // chosen for by one block
+using Tile = NarrowTile<1, 2>;
 constexpr int kMaxExperts = 1024;
 constexpr int kMaxChosen = 32;
 
@@ -38,45 +38,61 @@ struct MoeRouteArgs {
   float scale;
 };
 
+// kCluster: blocks of a cluster.
+template <int kCluster>
 struct RouteShared {
+  static constexpr int kTokens = Tile::kRows / kCluster;  // chosen for by one block
   Tile tile;
-  float scores[kBlockTokens][kMaxExperts];
-  float biased[kBlockTokens][kMaxExperts];
-  int32_t chosen[kBlockTokens][kMaxChosen];
+  float scores[kTokens][kMaxExperts];
+  float biased[kTokens][kMaxExperts];
+  int32_t chosen[kTokens][kMaxChosen];
 };
 
-// scores[e] = sqrt(softplus(product)); biased[e] = scores[e] + bias[e].
-__device__ void ScoreExperts(const MoeRouteArgs& args, float* scores, float* biased) {
-  for (int e = static_cast<int>(threadIdx.x) % 32; e < args.num_experts; e += 32) {
-    const double x = static_cast<double>(scores[e]);
-    scores[e] = static_cast<float>(sqrt(x > 20 ? x : log1p(exp(x))));
-    if (args.bias != nullptr) biased[e] = scores[e] + args.bias[e];
-  }
-  __syncwarp();
+// sqrt(softplus(x)), of a gate product: below -17 the two first terms differ by less than 2^-24.
+__device__ float ScoreOf(float x) {
+  if (x > 20.0f) return sqrtf(x);
+  if (x < -17.0f) return expf(0.5f * x);
+  return sqrtf(log1pf(expf(x)));
 }
 
-// Orders like (higher value, then lower expert); NaN is below every number.
-__device__ uint64_t RankOf(float value, int expert) {
+// Orders like the value; NaN is below every number, and 0 below that.
+__device__ uint32_t OrderOf(float value) {
   const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 is +0
-  const uint32_t ordered =
-      isnan(value) ? 0 : ((bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u);
-  return static_cast<uint64_t>(ordered) << 32 | (0xffffffffu - static_cast<uint32_t>(expert));
+  if (isnan(value)) return 1;
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-// The experts with the highest biased scores, ascending. By one warp.
+// A lane's best expert that is not taken, of lane, lane + 32, ...
+struct Candidate {
+  uint32_t order = 0;
+  int expert = kMaxExperts;
+};
+
+__device__ Candidate FindBest(const float* biased, int num_experts, uint32_t taken) {
+  Candidate best;
+#pragma unroll 8
+  for (int i = 0; i < kMaxExperts / 32; ++i) {
+    const int expert = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+    if (expert >= num_experts) break;
+    const uint32_t order = (taken >> i & 1) == 0 ? OrderOf(biased[expert]) : 0;
+    if (order > best.order) best = {order, expert};  // ties: the lower one came first
+  }
+  return best;
+}
+
+// The experts with the highest biased scores, ascending; ties go to the lower one. By one warp.
 __device__ void ChooseHighest(const MoeRouteArgs& args, const float* biased, int32_t* chosen) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   uint32_t taken = 0;  // bit i: expert lane + 32 * i
+  Candidate own = FindBest(biased, args.num_experts, taken);
   for (int pick = 0; pick < args.chosen; ++pick) {
-    uint64_t best = 0;
-    for (int i = 0; lane + 32 * i < args.num_experts; ++i) {
-      if ((taken >> i & 1) == 0) best = max(best, RankOf(biased[lane + 32 * i], lane + 32 * i));
+    const uint32_t highest = __reduce_max_sync(~0u, own.order);
+    const int expert =
+        __reduce_min_sync(~0u, own.order == highest ? own.expert : kMaxExperts);
+    if (expert == own.expert && expert < kMaxExperts) {
+      taken |= 1u << (expert / 32);
+      own = FindBest(biased, args.num_experts, taken);
     }
-    for (int offset = 16; offset > 0; offset /= 2) {
-      best = max(best, __shfl_xor_sync(~0u, best, offset));
-    }
-    const int expert = static_cast<int>(0xffffffffu - static_cast<uint32_t>(best));
-    if (expert % 32 == lane) taken |= 1u << (expert / 32);
   }
   int count = 0;
   for (int i = 0; 32 * i < args.num_experts; ++i) {
@@ -116,14 +132,25 @@ __device__ void StoreChoice(const MoeRouteArgs& args, int64_t token, const float
       static_cast<float>(share * static_cast<double>(args.scale));
 }
 
-// Gate products of all experts of this block's share, to the blocks that choose.
-__device__ void MultiplyGate(const MoeRouteArgs& args, int64_t first_token, RouteShared& shared) {
-  const cg::cluster_group cluster = cg::this_cluster();
+// The experts of one block.
+struct Share {
+  int begin, end;
+};
+
+template <int kCluster>
+__device__ Share FindShare(const MoeRouteArgs& args, int block) {
   const int share = (args.num_experts + kCluster * Tile::kColumns - 1) /
                     (kCluster * Tile::kColumns) * Tile::kColumns;
-  const int begin = static_cast<int>(cluster.block_rank()) * share;
-  const int end = min(args.num_experts, begin + share);
-  for (int first = begin; first < end; first += Tile::kColumns) {
+  return {block * share, min(args.num_experts, (block + 1) * share)};
+}
+
+// The scores of all experts of this block's share, to the blocks that choose.
+template <int kCluster>
+__device__ void ScoreShare(const MoeRouteArgs& args, int64_t first_token, const Share& share,
+                           RouteShared<kCluster>& shared) {
+  constexpr int kTokens = RouteShared<kCluster>::kTokens;
+  const cg::cluster_group cluster = cg::this_cluster();
+  for (int first = share.begin; first < share.end; first += Tile::kColumns) {
     SumSlice<false>(
         [&](int row) -> const uint16_t* {
           const int64_t token = first_token + row;
@@ -135,42 +162,71 @@ __device__ void MultiplyGate(const MoeRouteArgs& args, int64_t first_token, Rout
             .scales = nullptr,
             .first = first,
             .k = args.hidden},
-        end - first, nullptr, shared.tile);
+        share.end - first, nullptr, shared.tile);
     __syncthreads();
+    if (first == share.begin) ClusterWait();  // the others' shared memory exists
     for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * Tile::kColumns;
          i += Tile::kThreads) {
       const int row = i / Tile::kColumns;
       const int expert = first + i % Tile::kColumns;
-      if (expert >= end) continue;
-      float* const scores = cluster.map_shared_rank(&shared.scores[row % kBlockTokens][0],
-                                                    static_cast<unsigned>(row / kBlockTokens));
-      scores[expert] = AddSlices(shared.tile, row, i % Tile::kColumns);
+      if (expert >= share.end) continue;
+      const float score = ScoreOf(AddSlices(shared.tile, row, i % Tile::kColumns));
+      const auto owner = static_cast<unsigned>(row / kTokens);
+      *cluster.map_shared_rank(&shared.scores[row % kTokens][expert], owner) = score;
+      if (args.bias == nullptr) continue;
+      *cluster.map_shared_rank(&shared.biased[row % kTokens][expert], owner) =
+          score + args.bias[expert];
     }
     __syncthreads();
   }
+  if (share.begin >= share.end) ClusterWait();
 }
 
+template <int kCluster>
 __global__ void __launch_bounds__(Tile::kThreads)
     MoeRouteKernel(const __grid_constant__ MoeRouteArgs args) {
+  constexpr int kTokens = RouteShared<kCluster>::kTokens;
   extern __shared__ __align__(16) uint8_t smem[];
-  auto& shared = *reinterpret_cast<RouteShared*>(smem);
-  cg::cluster_group cluster = cg::this_cluster();
-  AllowNextKernel();
-  WaitForPreviousKernel();
-  cluster.sync();  // the others' shared memory exists
+  auto& shared = *reinterpret_cast<RouteShared<kCluster>*>(smem);
+  const int block = static_cast<int>(blockIdx.x) % kCluster;
   const int64_t first_token = static_cast<int64_t>(blockIdx.x) / kCluster * Tile::kRows;
-  MultiplyGate(args, first_token, shared);
-  cluster.sync();
+  const Share share = FindShare<kCluster>(args, block);
+  AllowNextKernel();
+  for (int e = share.begin + static_cast<int>(threadIdx.x); e < share.end; e += Tile::kThreads) {
+    PrefetchBulk(args.gate + static_cast<int64_t>(e) * args.hidden,
+                 static_cast<uint32_t>(args.hidden) * 2);
+  }
+  ClusterArrive();
+  WaitForPreviousKernel();
+  ScoreShare<kCluster>(args, first_token, share, shared);
+  ClusterArrive();
+  ClusterWait();
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t token = first_token + cluster.block_rank() * kBlockTokens + warp;
-  if (warp >= kBlockTokens || token >= args.num_tokens) return;
-  ScoreExperts(args, shared.scores[warp], shared.biased[warp]);
+  const int64_t token = first_token + block * kTokens + warp;
+  if (warp >= kTokens || token >= args.num_tokens) return;
   if (args.tid2eid != nullptr) {
     ChooseFixed(args, token, shared.chosen[warp]);
   } else {
     ChooseHighest(args, shared.biased[warp], shared.chosen[warp]);
   }
   StoreChoice(args, token, shared.scores[warp], shared.chosen[warp]);
+}
+
+template <int kCluster>
+void LaunchClusters(const MoeRouteArgs& args, cudaStream_t stream) {
+  const auto kernel = MoeRouteKernel<kCluster>;
+  constexpr int kSharedBytes = static_cast<int>(sizeof(RouteShared<kCluster>));
+  if (kCluster > 8) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  }
+  CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  LaunchOverlapped(kernel,
+                   {.blocks = (args.num_tokens + Tile::kRows - 1) / Tile::kRows * kCluster,
+                    .threads = Tile::kThreads,
+                    .shared_bytes = kSharedBytes,
+                    .cluster = kCluster},
+                   stream, args);
 }
 
 }  // namespace
@@ -199,14 +255,8 @@ void LaunchMoeRoute(const MoeRouteParams& p, cudaStream_t stream) {
                   args.chosen);
   RequireArgument(args.hidden % 8 == 0 && args.x_stride % 8 == 0, "LaunchMoeRoute",
                   "hidden is not a multiple of 8", args.hidden);
-  CUDA_CHECK(cudaFuncSetAttribute(MoeRouteKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(sizeof(RouteShared))));
-  LaunchOverlapped(MoeRouteKernel,
-                   {.blocks = (tokens + Tile::kRows - 1) / Tile::kRows * kCluster,
-                    .threads = Tile::kThreads,
-                    .shared_bytes = static_cast<int>(sizeof(RouteShared)),
-                    .cluster = kCluster},
-                   stream, args);
+  if (CurrentDevice().sm90) return LaunchClusters<16>(args, stream);
+  LaunchClusters<8>(args, stream);
 }
 
 }  // namespace lodestone::cuda

@@ -118,6 +118,11 @@ __device__ inline void CopyBulk(void* shared, const void* global, uint32_t bytes
       : "memory");
 }
 
+// cp.async.bulk.prefetch.L2 (9.7.9.25.4.3): contiguous bytes to the L2 cache; both are multiples of 16.
+__device__ inline void PrefetchBulk(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 // cp.async (9.7.9.25.3.1): 16 bytes by this thread; zeros if `bytes` is 0.
 __device__ inline void CopyAsync16(uint32_t shared_address, const void* global, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address),
