@@ -81,6 +81,7 @@ std::vector<ToDecode> DecodeLink::Pump() {
   while (state_ != State::kDead) {
     std::optional<ToDecode> message = control_->Receive();
     if (!message) break;
+    last_used_ = clock_->Now();
     if (message->open) {
       HandleOpen(*message->open);
     } else if (state_ == State::kWaiting) {

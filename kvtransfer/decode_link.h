@@ -66,6 +66,8 @@ class DecodeLink {
   size_t transport() const { return transport_; }
   const absl::Status& status() const { return status_; }  // not OK: dead
   bool refused() const { return refused_; }               // dead because of CheckLinkOpen
+  // When prefill last had a request for it: the leases of those are named again and again.
+  TimePoint last_used() const { return last_used_; }
 
   std::deque<Offer>& queue() { return queue_; }  // not granted yet, oldest first
   int num_granted() const { return static_cast<int>(granted_.size()); }
@@ -104,6 +106,7 @@ class DecodeLink {
   absl::Status status_;
   bool refused_ = false;
   const TimePoint opened_;
+  TimePoint last_used_ = opened_;
   std::string prefill_;
   std::unique_ptr<DecodeControl> control_;
   size_t transport_ = 0;

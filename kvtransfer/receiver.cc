@@ -16,6 +16,8 @@ namespace lodestone {
 namespace {
 
 constexpr size_t kMaxRefusedLinks = 16;
+// A link that ends without a request for so long was closed for that: prefill knows the exact time.
+constexpr std::chrono::seconds kLooksIdle{10};
 // The peer dials again within this time, so a refusal that still holds is noted again.
 constexpr std::chrono::seconds kRefusalMemory{60};
 // Streams open at once; more are refused by not being accepted, and time out at the peer.
@@ -422,16 +424,25 @@ void SlotReceiver::BuryDeadLinks(HandoffTarget& target) {
     const absl::Status why = absl::UnavailableError(
         absl::StrCat("link to prefill worker ", link->prefill(), " failed: ",
                      link->status().ToString()));
-    const std::string what = absl::StrCat("link is down, with ", leases.size(),
-                                          " requests: ", link->status().ToString());
-    if (leases.empty()) {  // prefill closes links that it has no use for
-      LOG(INFO) << Field("prefill_instance", link->prefill()) << what;
-    } else {
-      LOG(WARNING) << Field("prefill_instance", link->prefill()) << what;
-    }
+    LogEnd(*link, leases.size());
     for (LeaseId lease : leases) Fail(lease, why, target);
   }
   closing_.splice(closing_.end(), dead);
+}
+
+void SlotReceiver::LogEnd(const DecodeLink& link, size_t num_leases) const {
+  const auto unused = std::chrono::duration_cast<std::chrono::seconds>(options_.clock->Now() -
+                                                                       link.last_used());
+  const std::string why = link.status().ToString();
+  if (num_leases > 0) {
+    LOG(WARNING) << Field("prefill_instance", link.prefill()) << "link is down, with " << num_leases
+                 << " requests: " << why;
+  } else if (unused >= kLooksIdle) {
+    LOG(INFO) << Field("prefill_instance", link.prefill()) << "link is closed, idle for "
+              << unused.count() << " s: " << why;
+  } else {
+    LOG(INFO) << Field("prefill_instance", link.prefill()) << "link is down, with 0 requests: " << why;
+  }
 }
 
 void SlotReceiver::ReapClosedLinks() {

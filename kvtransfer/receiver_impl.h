@@ -69,6 +69,7 @@ class SlotReceiver final : public Receiver {
   void HandleHandoff(DecodeLink& link, Handoff handoff, HandoffTarget& target);
   absl::Status Verify(DecodeLink& link, const Handoff& handoff, HandoffTarget& target);
   void BuryDeadLinks(HandoffTarget& target);
+  void LogEnd(const DecodeLink& link, size_t num_leases) const;
   void ReapClosedLinks();
 
   bool GrantNext(DecodeLink& link, HandoffTarget& target);

@@ -1,10 +1,14 @@
 // Sender and receiver over the loopback, without faults.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/kvtransfer/worker_pair.h"
 
 namespace lodestone {
 namespace {
+
+using testing::HasSubstr;
+using testing::Not;
 
 void ExpectAdoptedIntact(WorkerPair& pair, LeaseId lease, const SequenceCache& prompt,
                          int64_t length) {
@@ -233,10 +237,15 @@ TEST(HandoffTest, ALinkWithoutLeasesIsClosedAndOpenedAgain) {
     pair.sender->Finish(lease, WorkerPair::MakeHandoff(300));
     ASSERT_TRUE(pair.RunUntilOutcome(lease));
     EXPECT_TRUE(pair.outcomes[lease].ok()) << pair.outcomes[lease];
+    testing::internal::CaptureStderr();
     const TimePoint idle_since = pair.clock.Now();
     ASSERT_TRUE(pair.RunUntil([&] { return pair.sender->LinkedInstances().empty(); }));
     EXPECT_GE(pair.clock.Now() - idle_since, std::chrono::seconds(29));
     ASSERT_TRUE(pair.RunUntil([&] { return pair.receiver->num_links() == 0; }));
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_THAT(log, HasSubstr("link is closed: CANCELLED: idle for"));  // prefill
+    EXPECT_THAT(log, HasSubstr("link is closed, idle for 3"));           // decode
+    EXPECT_THAT(log, Not(HasSubstr("link is down")));
   }
 }
 
