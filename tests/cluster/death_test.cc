@@ -41,7 +41,7 @@ class Victims {
 // Long: 100 kills under 50 streams, of any worker at any moment.
 TEST(DeathTest, KilledWorkersCostNoClientATokenOrAnError) {
   const int num_kills = LongTests() ? 100 : 2;
-  const int num_streams = LongTests() ? 50 : 16;
+  const int num_streams = LongTests() ? 50 : kSanitized ? 4 : 16;
   auto cluster = RunningCluster::Start({"--prefill", "2", "--decode", "2", "--max-context", "1024",
                                         "--max-sequences", "32", "--threads", "1"});
   ASSERT_TRUE(cluster.ok()) << cluster.status();
