@@ -1,6 +1,7 @@
 #include "router/grpc_service.h"
 
 #include <new>
+#include <optional>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
@@ -149,10 +150,7 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
     }
     const absl::Status status = co_await SendReply();
     if (!status.ok()) co_return status;
-    if (!std::exchange(first_written_, true)) {
-      context_.router_metrics->FirstTokenWritten(
-          std::chrono::duration<double>(RealClock()->Now() - received_at_).count());
-    }
+    Measure(static_cast<int64_t>(written.num_tokens));
     written.stopped = text_.has_value() && text_->stopped();
     co_return written;
   }
@@ -182,6 +180,22 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
     self->Finish(grpc::Status(static_cast<grpc::StatusCode>(status.code()),
                               std::string(status.message())));
     RecordEnd(end, *self->context_.router_metrics);
+  }
+
+  // The first token has no gap before it.
+  void Measure(int64_t num_tokens) {
+    if (num_tokens == 0) return;
+    const TimePoint now = RealClock()->Now();
+    const auto seconds_since = [now](TimePoint then) {
+      return std::chrono::duration<double>(now - then).count();
+    };
+    const bool is_first = !last_written_.has_value();
+    const TimePoint before = std::exchange(last_written_, now).value_or(now);
+    if (is_first) context_.router_metrics->FirstTokenWritten(seconds_since(received_at_));
+    const int64_t num_gaps = num_tokens - (is_first ? 1 : 0);
+    if (num_gaps == 0) return;
+    context_.router_metrics->TokensWritten(num_gaps,
+                                           seconds_since(before) / static_cast<double>(num_gaps));
   }
 
   // What there is no memory for is refused.
@@ -250,7 +264,7 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
   std::optional<TextOutput> text_;
   v1::GenerateReply reply_;
   bool writing_ = false;
-  bool first_written_ = false;
+  std::optional<TimePoint> last_written_{};
   std::shared_ptr<Generation> self_;  // gRPC's share
 };
 

@@ -51,6 +51,9 @@ TEST_F(GrpcServiceTest, StreamsTokensOfTokens) {
   EXPECT_EQ(result.last.usage().prompt_tokens(), 1);
   EXPECT_EQ(result.last.decode_worker(), decodes_[0]->instance_id());
   EXPECT_EQ(result.text, "");
+  EXPECT_EQ(Metric("lodestone_time_to_first_token_seconds_count"), 1);
+  EXPECT_EQ(Metric("lodestone_inter_token_seconds_count"),
+            static_cast<double>(script_.output.size() - 1));
 }
 
 TEST_F(GrpcServiceTest, StreamsTextUpToAStopString) {
