@@ -13,8 +13,8 @@
 // the memory idle, and only a token's last entry can be theirs.
 //
 // Bound: bytes in decode (256, 132 or 68 per entry and token), products in prefill (16,384 FLOP per
-// entry and token at 64 heads). Measured on H200s at 32 x 32,768 entries: 0.89 to 0.92 of it with
-// bf16 keys; 0.72 fp8 and 0.45 fp4, both bound by the instructions that widen. 0.77 in bf16
+// entry and token at 64 heads). Measured on H200s at 32 x 32,768 entries: 0.88 to 0.92 of it with
+// bf16 keys; 0.72 fp8 and 0.49 fp4, both bound by the instructions that widen. 0.74 to 0.77 in bf16
 // prefill.
 
 #include <cuda.h>
@@ -126,6 +126,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       BarrierInit(&shared.query_empty[i], Tile::kMathThreads / 32);
     }
     BarrierInitFence();
+    shared.e2m1_table_low = kE2m1Low;
   }
   FindShare<Tile::kTokens, Tile::kThreads>(args, shared.warp_tiles, shared.share);
   __syncthreads();

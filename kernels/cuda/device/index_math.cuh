@@ -57,28 +57,36 @@ __device__ constexpr uint64_t DescriptorStep(int step, int half_bytes) {
   return static_cast<uint64_t>((step / 4 * half_bytes + step % 4 * 32) / 16);
 }
 
-// Starts acc = widened keys times the queries that `query` describes.
+// The queries of the buffer at shared address `query`. The same in all threads; the shuffle lets
+// the compiler know.
+__device__ inline uint64_t QueryDescriptor(uint32_t query) {
+  return RowTileDescriptor(__shfl_sync(~0u, query, 0));
+}
+
+// Starts acc (+)= a quarter of the dims of widened keys times those of the queries. The products of
+// one tile end before its next branch: the compiler would wait for each of them otherwise.
 template <typename Tile>
-__device__ void StartProducts(const uint32_t (&a)[8][4], uint64_t query,
-                              float (&acc)[Tile::kColumns / 2]) {
+__device__ void StartQuarter(const uint32_t (&a)[8][4], uint64_t queries, int quarter,
+                             float (&acc)[Tile::kColumns / 2]) {
   WgmmaFence();
 #pragma unroll
-  for (int step = 0; step < IndexDims::kDims / 16; ++step) {
-    WgmmaRegisterA(acc, a[step], query + DescriptorStep(step, Tile::kQueryHalfBytes), step != 0);
+  for (int step = 2 * quarter; step < 2 * quarter + 2; ++step) {
+    WgmmaRegisterA(acc, a[step], queries + DescriptorStep(step, Tile::kQueryHalfBytes), step != 0);
   }
   WgmmaCommit();
 }
 
-// The same with bf16 keys at shared address `keys`.
+// Starts acc = bf16 keys times the queries; the keys at shared address `keys`.
 template <typename Tile>
-__device__ void StartProducts(uint32_t keys, uint64_t query, float (&acc)[Tile::kColumns / 2]) {
+__device__ void StartProducts(uint32_t keys, uint32_t query, float (&acc)[Tile::kColumns / 2]) {
   // The same in all threads; the shuffle lets the compiler know.
   const uint64_t key_tile = RowTileDescriptor(__shfl_sync(~0u, keys, 0));
+  const uint64_t queries = QueryDescriptor(query);
   WgmmaFence();
 #pragma unroll
   for (int step = 0; step < IndexDims::kDims / 16; ++step) {
     WgmmaSharedA(acc, key_tile + DescriptorStep(step, Tile::kPayloadBytes / 2),
-                 query + DescriptorStep(step, Tile::kQueryHalfBytes), step != 0);
+                 queries + DescriptorStep(step, Tile::kQueryHalfBytes), step != 0);
   }
   WgmmaCommit();
 }
@@ -140,7 +148,7 @@ __device__ inline ScoreRow FindScoreRow(const IndexScoresArgs& args, int token, 
 template <typename Tile>
 struct GroupMath {
   MathView<Tile> view;
-  uint64_t query;       // descriptor
+  uint32_t query;       // shared address
   const float* weight;  // shared
   int num_heads;
   ScoreRow row;
@@ -149,13 +157,11 @@ struct GroupMath {
   uint32_t number;
   float2 kept_weight[IndexDims::kHeads / 8];
 
-  // Stores the scores of tile `i`, if it is one (i >= 0); the products are `factor` times too
-  // small.
+  // Stores the scores of tile `i`; the products are `factor` times too small.
   template <bool kAllHeads>
   __device__ void Store(int i, const float (&acc)[Tile::kColumns / 2], float factor) {
-    float score;
     if constexpr (!Tile::kKeepsWeights) LoadWeights(weight, kept_weight);
-    score = SumHeads<kAllHeads, 0>(acc, kept_weight, num_heads);
+    float score = SumHeads<kAllHeads, 0>(acc, kept_weight, num_heads);
     if constexpr (Tile::kTokens == 2) {
       LoadWeights(weight + IndexDims::kHeads, kept_weight);
       const float second =
@@ -163,15 +169,21 @@ struct GroupMath {
       if (threadIdx.x % 4 >= 2) score = second;
     }
     const int entry = (tile + i) * kTileEntries + row.first;
-    if (i >= 0 && entry < row.visible) row.out[entry] = Tile::kWidens ? score * factor : score;
+    if (entry < row.visible) row.out[entry] = Tile::kWidens ? score * factor : score;
   }
-  __device__ float Widen(int i, uint32_t (&a)[8][4]) const {
-    view.WaitForKeys(number + i);
+  // acc = widened keys of tile `i` times the queries; returns what it must be multiplied by. Each
+  // quarter is multiplied while the next one is widened.
+  __device__ float MultiplyWidened(int i, float (&acc)[Tile::kColumns / 2]) const {
     const uint32_t stage = (number + i) % Tile::kStages;
-    const float factor =
-        WidenKeys<Tile::kFormat>(view.keys(stage), view.scale(stage), view.lane, a);
-    view.ReleaseKeys(number + i);
-    return factor;
+    const RowScales scales = LoadScales(view.scale(stage), view.lane);
+    uint32_t a[8][4];
+    uint64_t queries = 0;
+    const auto multiply = [&](int quarter) {
+      if (quarter == 0) queries = QueryDescriptor(query);
+      StartQuarter<Tile>(a, queries, quarter, acc);
+      if (quarter == 3) FinishProducts(acc);
+    };
+    return WidenKeys<Tile::kFormat>(view.keys(stage), scales, view.lane, multiply, a);
   }
   // One tile after the other.
   template <bool kAllHeads>
@@ -179,17 +191,14 @@ struct GroupMath {
     for (int i = first; i < count; i += Tile::kMathGroups) {
       float acc[Tile::kColumns / 2];
       float factor = 1;
+      view.WaitForKeys(number + i);
       if constexpr (Tile::kWidens) {
-        uint32_t a[8][4];
-        factor = Widen(i, a);
-        StartProducts<Tile>(a, query, acc);
-        FinishProducts(acc);
+        factor = MultiplyWidened(i, acc);
       } else {
-        view.WaitForKeys(number + i);
         StartProducts<Tile>(view.keys((number + i) % Tile::kStages), query, acc);
         FinishProducts(acc);
-        view.ReleaseKeys(number + i);
       }
+      view.ReleaseKeys(number + i);
       Store<kAllHeads>(i, acc, factor);
     }
   }
@@ -203,15 +212,17 @@ __device__ void ScoreTiles(const IndexScoresArgs& args, IndexScoresShared<Tile>&
   GroupMath<Tile> math{};
   math.view.base = SharedAddress(&shared);
   asm volatile("" : "+r"(math.view.base));
-  if constexpr (Tile::kWidens) math.view.lane = FindKeyLane<Tile::kFormat>(row);
+  if constexpr (Tile::kWidens) {
+    math.view.lane =
+        FindKeyLane<Tile::kFormat>(row, LoadShared(SharedAddress(&shared.e2m1_table_low)));
+  }
   math.num_heads = static_cast<int>(args.num_heads);
   int index = 0;
   const auto score = [&](int token, const TokenGroup& group, int tile, int count, uint32_t number) {
     const int buffer = index % 2;
     BarrierWait(&shared.query_full[buffer], index / 2 % 2);
     if constexpr (Tile::kWidens) ArrangeQuery<Tile>(shared.query[buffer]);
-    // The same in all threads; the shuffle lets the compiler know.
-    math.query = RowTileDescriptor(__shfl_sync(~0u, SharedAddress(shared.query[buffer]), 0));
+    math.query = SharedAddress(shared.query[buffer]);
     math.weight = shared.weight[buffer];
     math.row = FindScoreRow(args, token, group.tokens, row);
     math.tile = tile;

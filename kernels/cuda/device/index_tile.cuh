@@ -59,6 +59,7 @@ struct alignas(1024) IndexScoresShared {
   uint64_t query_empty[2];
   int64_t warp_tiles[Tile::kThreads / 32];
   IndexShare share;
+  uint32_t e2m1_table_low;  // kE2m1Low
 };
 
 // The first of the tiles from `number` on that falls to `member` of kMembers which take turns.

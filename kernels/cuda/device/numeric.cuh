@@ -30,6 +30,13 @@ __device__ inline uint32_t MultiplyBf16x2(uint32_t a, uint32_t b) {
   return reinterpret_cast<const uint32_t&>(product);
 }
 
+// Both halves are the chosen half of `pair`: the product that uses them chooses, at no cost.
+__device__ inline uint32_t BothHalves(uint32_t pair, bool high) {
+  const __nv_bfloat162 halves = reinterpret_cast<const __nv_bfloat162&>(pair);
+  const __nv_bfloat162 both = high ? __high2bfloat162(halves) : __low2bfloat162(halves);
+  return reinterpret_cast<const uint32_t&>(both);
+}
+
 // 2^(code - 127) in both halves; 0 is the subnormal 2^-127.
 __device__ inline uint32_t E8m0ToBf16x2(uint32_t code) {
   constexpr uint32_t kBothHalves = 0x10001u;
@@ -53,16 +60,24 @@ __device__ inline uint32_t WidenE2m1Pair(uint32_t byte, uint32_t scale_pair) {
   return MultiplyBf16x2(MultiplyBf16x2(SpreadE2m1Pair(byte), kTwoTo126), scale_pair);
 }
 
+// prmt.b32 (PTX manual 9.7.9.7): four bytes of `low` and `high`, by the nibbles of `selector`,
+// which are below 8. __byte_perm would mask them.
+__device__ inline uint32_t PickBytes(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
+  return bytes;
+}
+
 // Eight e2m1 codes (lowest nibble first) as bf16, times 2^-128: pairs[0] holds codes 0 and 2,
 // pairs[1] codes 1 and 3, pairs[2] codes 4 and 6, pairs[3] codes 5 and 7. A magnitude is a byte of
 // a table, which as the low byte of a bf16 number counts units of 2^-133; the high byte is the
-// sign.
-__device__ inline void SpreadE2m1(uint32_t codes, uint32_t (&pairs)[4]) {
-  constexpr uint32_t kLow = 0x30201000;   // 32 x 0, 0.5, 1, 1.5
-  constexpr uint32_t kHigh = 0xc0806040;  // 32 x 2, 3, 4, 6
+// sign. `table_low` is kE2m1Low.
+constexpr uint32_t kE2m1Low = 0x30201000;   // 32 x 0, 0.5, 1, 1.5
+constexpr uint32_t kE2m1High = 0xc0806040;  // 32 x 2, 3, 4, 6
+__device__ inline void SpreadE2m1(uint32_t codes, uint32_t table_low, uint32_t (&pairs)[4]) {
   const uint32_t magnitudes = codes & 0x77777777u;
-  const uint32_t first = __byte_perm(kLow, kHigh, magnitudes);  // bytes of codes 0 to 3
-  const uint32_t second = __byte_perm(kLow, kHigh, magnitudes >> 16);
+  const uint32_t first = PickBytes(table_low, kE2m1High, magnitudes);  // bytes of codes 0 to 3
+  const uint32_t second = PickBytes(table_low, kE2m1High, magnitudes >> 16);
   const uint32_t odd_signs = codes & 0x80808080u;
   const uint32_t even_signs = (codes * 16u) & 0x80808080u;
   pairs[0] = __byte_perm(first, even_signs, 0x5240);

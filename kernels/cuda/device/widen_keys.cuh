@@ -36,26 +36,37 @@ __device__ void ArrangeDims(uint4& first, uint4& second) {
 
 // What a thread reads of each tile: rows `row` and `row` + 8. Found once.
 struct KeyLane {
-  uint32_t offset;  // bytes from the tile to this thread's part of unit 0 of its first row
-  uint32_t halves;  // kFp4: selects this thread's half of two words
-  uint32_t scale;   // bytes from the tile's scales to those of its first row
+  uint32_t offset;     // bytes from the tile to this thread's part of unit 0 of its first row
+  uint32_t halves;     // kFp4: selects this thread's half of two words
+  uint32_t scale;      // bytes from the tile's scales to those of its first row
+  uint32_t table_low;  // kFp4: kE2m1Low, read from memory: a constant would be moved for every use
 };
 
 // Rows of 128 (kFp8) or 64 bytes, unit u at u ^ (row % 8) or u ^ (row / 2 % 4).
 template <IndexKeyFormat kFormat>
-__device__ KeyLane FindKeyLane(int row) {
+__device__ KeyLane FindKeyLane(int row, uint32_t table_low) {
   const int thread = threadIdx.x % 4;
   const int offset = kFormat == IndexKeyFormat::kFp8 ? row * 128 + row % 8 * 16 + thread * 4
                                                      : row * 64 + row / 2 % 4 * 16 + thread / 2 * 4;
   KeyLane lane{static_cast<uint32_t>(offset), thread % 2 == 0 ? 0x5410u : 0x7632u,
-               static_cast<uint32_t>(row * 4)};
+               static_cast<uint32_t>(row * 4), table_low};
   // Else the compiler finds them again for every tile.
   asm volatile("" : "+r"(lane.offset), "+r"(lane.halves), "+r"(lane.scale));
   return lane;
 }
 
-// The operands of a tile at shared address `keys`, from fp8 codes.
-__device__ inline void WidenFp8(uint32_t keys, const KeyLane& lane, uint32_t (&a)[8][4]) {
+// The scales of this thread's two rows, of a tile whose scales are at shared address `scale`.
+struct RowScales {
+  uint32_t rows[2];  // kFp8: fp32; kFp4: four E8M0 codes
+};
+__device__ inline RowScales LoadScales(uint32_t scale, const KeyLane& lane) {
+  return {{LoadShared(scale + lane.scale), LoadShared(scale + lane.scale + 32)}};
+}
+
+// The operands of a tile at shared address `keys`, from fp8 codes. `use(quarter)` is called when
+// the 32 dims of each quarter, a[2 quarter] and a[2 quarter + 1], are there.
+template <typename F>
+__device__ void WidenFp8(uint32_t keys, const KeyLane& lane, const F& use, uint32_t (&a)[8][4]) {
 #pragma unroll
   for (int step = 0; step < 8; ++step) {
     const uint32_t word = (keys + lane.offset) ^ (step * 16);
@@ -65,6 +76,7 @@ __device__ inline void WidenFp8(uint32_t keys, const KeyLane& lane, uint32_t (&a
       a[step][j] = WidenE4m3Pair(codes);
       a[step][2 + j] = WidenE4m3Pair(codes >> 16);
     }
+    if (step % 2 == 1) use(step / 2);
   }
 }
 
@@ -74,61 +86,84 @@ constexpr float kModerateUnit = 512;
 constexpr uint32_t kFactorBias = 0x08080808;
 
 // Whether all scales of two rows are 2^-55 .. 2^8.
-__device__ inline bool ModerateScales(const uint32_t (&scales)[2]) {
+__device__ inline bool ModerateScales(const RowScales& scales) {
   // Codes 72 to 135 less 8 begin with the bits 01; a borrow from a smaller code shows in that code.
-  const uint32_t wrong =
-      ((scales[0] - kFactorBias) ^ 0x40404040u) | ((scales[1] - kFactorBias) ^ 0x40404040u);
+  const uint32_t wrong = ((scales.rows[0] - kFactorBias) ^ 0x40404040u) |
+                         ((scales.rows[1] - kFactorBias) ^ 0x40404040u);
   return (wrong & 0xc0c0c0c0u) == 0;
 }
 
-// The operands of a tile at shared address `keys`, from fp4 codes and the scales of both rows.
+// What multiplies the operands of a row: a factor for each quarter of its dims. Moderate ones fit
+// bf16 and lie two in a word.
 template <bool kModerate>
-__device__ void WidenFp4(uint32_t keys, const KeyLane& lane, const uint32_t (&scales)[2],
+struct RowFactors {
+  uint32_t words[kModerate ? 2 : 1];
+  __device__ explicit RowFactors(uint32_t scales) {
+    if constexpr (kModerate) {
+      const uint32_t codes = scales - kFactorBias;
+      words[0] = __byte_perm(codes, 0, 0x4140) * 128u + 0x3f803f80u;
+      words[1] = __byte_perm(codes, 0, 0x4342) * 128u + 0x3f803f80u;
+    } else {
+      words[0] = scales;
+    }
+  }
+  __device__ uint32_t Multiply(uint32_t pair, int quarter) const {
+    if constexpr (kModerate) {
+      return MultiplyBf16x2(pair, BothHalves(words[quarter / 2], quarter % 2 != 0));
+    } else {
+      constexpr uint32_t kTwoTo64 = 0x5f805f80u;
+      return MultiplyBf16x2(MultiplyBf16x2(MultiplyBf16x2(pair, kTwoTo64), kTwoTo64),
+                            E8m0ToBf16x2((words[0] >> (8 * quarter)) & 255u));
+    }
+  }
+};
+
+// The operands of a tile at shared address `keys`, from fp4 codes. `use` as above.
+template <bool kModerate, typename F>
+__device__ void WidenFp4(uint32_t keys, const KeyLane& lane, const RowScales& scales, const F& use,
                          uint32_t (&a)[8][4]) {
+  uint32_t words[4][2][2];  // all loads first: products would hold them up
 #pragma unroll
-  for (int group = 0; group < 4; ++group) {
-    const uint32_t words = (keys + lane.offset) ^ (group * 16);
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    const uint32_t unit = (keys + lane.offset) ^ (quarter * 16);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const uint32_t first = LoadShared(words + j * 8 * 64);
-      const uint32_t second = LoadShared(words + j * 8 * 64 + 8);
-      uint32_t pairs[4];
-      SpreadE2m1(__byte_perm(first, second, lane.halves), pairs);
-      if constexpr (kModerate) {
-        const uint32_t code = __byte_perm(scales[j] - kFactorBias, 0, 0x4040u + 0x101u * group);
-        const uint32_t factor = code * 128u + 0x3f803f80u;
-#pragma unroll
-        for (uint32_t& pair : pairs) pair = MultiplyBf16x2(pair, factor);
-      } else {
-        constexpr uint32_t kTwoTo64 = 0x5f805f80u;
-        const uint32_t factor = E8m0ToBf16x2((scales[j] >> (8 * group)) & 255u);
-#pragma unroll
-        for (uint32_t& pair : pairs) {
-          pair = MultiplyBf16x2(MultiplyBf16x2(MultiplyBf16x2(pair, kTwoTo64), kTwoTo64), factor);
-        }
-      }
-      a[2 * group][j] = pairs[0];
-      a[2 * group][2 + j] = pairs[1];
-      a[2 * group + 1][j] = pairs[2];
-      a[2 * group + 1][2 + j] = pairs[3];
+      words[quarter][j][0] = LoadShared(unit + j * 8 * 64);
+      words[quarter][j][1] = LoadShared(unit + j * 8 * 64 + 8);
     }
+  }
+  const RowFactors<kModerate> factors[2] = {RowFactors<kModerate>(scales.rows[0]),
+                                            RowFactors<kModerate>(scales.rows[1])};
+#pragma unroll
+  for (int quarter = 0; quarter < 4; ++quarter) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const auto& two = words[quarter][j];
+      uint32_t pairs[4];
+      SpreadE2m1(__byte_perm(two[0], two[1], lane.halves), lane.table_low, pairs);
+#pragma unroll
+      for (uint32_t& pair : pairs) pair = factors[j].Multiply(pair, quarter);
+      a[2 * quarter][j] = pairs[0];
+      a[2 * quarter][2 + j] = pairs[1];
+      a[2 * quarter + 1][j] = pairs[2];
+      a[2 * quarter + 1][2 + j] = pairs[3];
+    }
+    use(quarter);
   }
 }
 
-// Either, by format; returns what the products must be multiplied
-// by.
-template <IndexKeyFormat kFormat>
-__device__ float WidenKeys(uint32_t keys, uint32_t scale, const KeyLane& lane,
-                           uint32_t (&a)[8][4]) {
-  const uint32_t scales[2] = {LoadShared(scale + lane.scale), LoadShared(scale + lane.scale + 32)};
+// Either, by format; returns what the products must be multiplied by.
+template <IndexKeyFormat kFormat, typename F>
+__device__ float WidenKeys(uint32_t keys, const RowScales& scales, const KeyLane& lane,
+                           const F& use, uint32_t (&a)[8][4]) {
   if constexpr (kFormat == IndexKeyFormat::kFp8) {
-    WidenFp8(keys, lane, a);
-    return __uint_as_float(threadIdx.x % 2 == 0 ? scales[0] : scales[1]);
+    WidenFp8(keys, lane, use, a);
+    return __uint_as_float(threadIdx.x % 2 == 0 ? scales.rows[0] : scales.rows[1]);
   } else if (__all_sync(~0u, ModerateScales(scales))) {
-    WidenFp4<true>(keys, lane, scales, a);
+    WidenFp4<true>(keys, lane, scales, use, a);
     return kModerateUnit;
   } else {
-    WidenFp4<false>(keys, lane, scales, a);
+    WidenFp4<false>(keys, lane, scales, use, a);
     return 1;
   }
 }
