@@ -48,7 +48,8 @@ class FaultyPair {
     data = FaultProxy::Start({.listen_host = kProxyHost,
                               .listen_port = decode.process().data_port(),
                               .target_port = decode.process().data_port(),
-                              .frames = true})
+                              .frames = true,
+                              .next_frame = seconds(2)})  // it has to be computed first
                .value();
     const auto engine = Engine::Create(SmallEngineOptions(SmallWorkerConfig())).value();
     input = {SomePrompt(kPromptLength, 1),

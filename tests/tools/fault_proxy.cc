@@ -15,7 +15,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kSlice{20};      // how soon weather is noticed
-constexpr milliseconds kNextFrame{50};  // how long a frame waits for the one that overtakes it
 constexpr size_t kTrickleBytes = 4096;  // 1 MB/s
 constexpr milliseconds kTricklePause{4};
 constexpr size_t kNumberOffset = 8, kLengthOffset = 16, kCrcOffset = 40;
@@ -236,7 +235,8 @@ class FaultProxy::Connection {
   }
 
   absl::Status SendAfterNext(const Frame& frame) {
-    ASSIGN_OR_RETURN(const bool overtaken, WaitReadable(client_.fd(), Limits(kNextFrame)));
+    ASSIGN_OR_RETURN(const bool overtaken,
+                     WaitReadable(client_.fd(), Limits(proxy_.options_.next_frame)));
     if (!overtaken) return Forward(frame);
     ASSIGN_OR_RETURN(const Frame next, ReadFrame());
     ++proxy_.num_frames_;

@@ -61,6 +61,8 @@ class FaultProxy {
     std::string target_host = "127.0.0.1";
     int target_port = 0;
     bool frames = false;  // a data connection: the rule sees its frames
+    // How long a frame that is to be reordered waits for the one that overtakes it.
+    std::chrono::milliseconds next_frame{50};
     uint64_t seed = 1;
   };
   // Called for every slot frame before it is sent; `number` is its link_seq.
