@@ -320,6 +320,7 @@ void CheckMoveRows(const MoveRowsParams& p) {
   for (const RowRun& run : p.runs) {
     check.True(run.num_parts == 1 || run.num_parts == 2, "a row has neither one nor two parts");
     check.True(run.num_rows >= 0, "a run has a negative number of rows");
+    check.True(run.pages == nullptr || run.rows_per_page > 0, "a page has no rows");
     num_bytes += run.bytes();
   }
   CHECK(num_bytes <= p.slot_bytes)

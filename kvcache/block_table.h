@@ -21,8 +21,9 @@ class BlockTable {
   ~BlockTable();
 
   // Grows until positions [0, num_tokens) have a page; never shrinks. REQUIRES: the lease covers
-  // them (admission is worst case, so a lack of pages here is a bug: INTERNAL, unchanged).
-  absl::Status Reserve(int64_t num_tokens);
+  // them (admission is worst case, so a lack of pages here is a bug: INTERNAL, unchanged), and the
+  // table never has more than `max_pages` pages. So what pages() has given stays where it is.
+  absl::Status Reserve(int64_t num_tokens, int64_t max_pages);
 
   std::span<const PageId> pages() const { return pages_; }
   int64_t num_pages() const { return static_cast<int64_t>(pages_.size()); }

@@ -174,6 +174,17 @@ RowRun RunOf(const RowStore& store, int64_t block, int64_t first_row, int64_t nu
   return run;
 }
 
+RowRun RunOf(const RowStore& store, std::span<const PageId> pages, int64_t first_row,
+             int64_t num_rows) {
+  RowRun run = RunOf(store, 0, 0, num_rows);
+  run.pages = pages.data();
+  run.rows_per_page = store.payload.shape[1];
+  run.first_in_page = first_row;
+  run.page_stride[0] = store.payload.strides[0];
+  if (!store.scale.empty()) run.page_stride[1] = store.scale.strides[0];
+  return run;
+}
+
 RowRun RunOf(const CompressorStateView& state, int64_t slot, int64_t first_row, int64_t num_rows,
              int64_t width) {
   RowRun run{.num_rows = num_rows};

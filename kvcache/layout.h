@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -89,6 +90,10 @@ class CacheLayout {
 // Rows [first_row, first_row + num_rows) of one block; kind, layer and entry are the caller's.
 // REQUIRES: they lie inside the block.
 RowRun RunOf(const RowStore& store, int64_t block, int64_t first_row, int64_t num_rows);
+// `num_rows` rows of the pages that `pages` begins with, from row `first_row` of the first on.
+// REQUIRES: they lie inside these pages.
+RowRun RunOf(const RowStore& store, std::span<const PageId> pages, int64_t first_row,
+             int64_t num_rows);
 // State rows of one slot; a row is `width` floats of kv, then `width` floats of score.
 RowRun RunOf(const CompressorStateView& state, int64_t slot, int64_t first_row, int64_t num_rows,
              int64_t width);

@@ -48,8 +48,8 @@ absl::Status SequenceCache::Reserve(int64_t num_tokens) {
   if (missing <= 0) return absl::OkStatus();
   const Reservation growth{missing, 0};
   RETURN_IF_ERROR(pool_->ledger_.Use(lease_, growth));
-  const absl::Status reserved =
-      CatchOutOfMemory("for a block table", [&] { return table_.Reserve(num_tokens); });
+  const absl::Status reserved = CatchOutOfMemory(
+      "for a block table", [&] { return table_.Reserve(num_tokens, max_pages_); });
   if (!reserved.ok()) pool_->ledger_.GiveBack(lease_, growth);
   return reserved;
 }
@@ -103,17 +103,15 @@ void SequenceCache::AppendEntryRuns(CacheKind kind, int layer, int64_t from, int
   const RowStore& store = kind == CacheKind::kIndexKeys ? view.index_keys : view.entries;
   const int64_t ratio = pool_->layout_.shape().compress_ratios[layer];
   const int64_t entries_per_page = kPageTokens / ratio;
+  const int64_t first = from / ratio;
   const int64_t end = to / ratio;
-  for (int64_t entry = from / ratio; entry < end;) {
-    const int64_t row = entry % entries_per_page;
-    const int64_t count = std::min(end - entry, entries_per_page - row);
-    RowRun run = RunOf(store, pages()[entry / entries_per_page].value(), row, count);
-    run.kind = kind;
-    run.layer = layer;
-    run.first_entry = entry;
-    runs.push_back(run);
-    entry += count;
-  }
+  if (first == end) return;
+  RowRun run = RunOf(store, pages().subspan(static_cast<size_t>(first / entries_per_page)),
+                     first % entries_per_page, end - first);
+  run.kind = kind;
+  run.layer = layer;
+  run.first_entry = first;
+  runs.push_back(run);
 }
 
 void SequenceCache::AppendRingRuns(int layer, int64_t length, std::vector<RowRun>& runs) const {

@@ -48,8 +48,9 @@ class SequenceCache {
   int64_t max_tokens() const { return max_pages_ * kPageTokens; }  // by the reservation
 
   // Entries and index keys that become complete when the length grows from `from` to `to`: by
-  // layer, then kind, then entry; one run per page, layer and kind. Both workers list the same rows
-  // in the same order. REQUIRES: 0 <= from <= to <= num_pages * kPageTokens (CHECK).
+  // layer, then kind, then entry; one run per layer and kind. Both workers list the same rows in
+  // the same order. Their pages are valid as long as this. REQUIRES: 0 <= from <= to <= num_pages *
+  // kPageTokens (CHECK).
   std::vector<RowRun> AppendRuns(int64_t from, int64_t to) const;
 
   // What a hand-off at `length` carries beside the entries, by layer: the last min(W - 1, length)

@@ -22,8 +22,7 @@ void VisitRows(const MoveRowsParams& p, int64_t first, int64_t count, const Visi
     for (int64_t row = begin; row < end; ++row) {
       std::byte* out = at + row * run.row_bytes();
       for (int part = 0; part < run.num_parts; ++part) {
-        visit(run.part[part] + row * run.part_stride[part], out,
-              static_cast<size_t>(run.part_bytes[part]));
+        visit(run.At(part, row), out, static_cast<size_t>(run.part_bytes[part]));
         out += run.part_bytes[part];
       }
       digests[static_cast<int>(run.kind)] += RowDigest(run, row);

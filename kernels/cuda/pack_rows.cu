@@ -2,8 +2,11 @@
 //
 // Four lanes have one row: lane j keeps accumulator j of XXH64 and copies every fourth word of 8
 // bytes, so that one pass over the row copies and digests it, kBatch words at a time, since a load
-// takes longer than all else. The runs travel as a kernel argument, kMaxRuns a launch. Bound by the
-// bytes, read once and written once.
+// takes longer than all else. The runs and their pages travel as a kernel argument, of one of two
+// sizes, since what it costs to launch grows with it. Bound by the bytes, read once and written
+// once.
+
+#include <algorithm>
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
@@ -14,31 +17,40 @@ namespace lodestone::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kLanes = 4;    // of one row
-constexpr int kBatch = 8;    // words that a lane loads before it stores them
-constexpr int kMaxRuns = 640;
+constexpr int kLanes = 4;  // of one row
+constexpr int kBatch = 8;  // words that a lane loads before it stores them
 
 struct RunArgs {
   uint8_t* part[RowRun::kMaxParts];
+  int64_t page_stride[RowRun::kMaxParts];
   int32_t part_stride[RowRun::kMaxParts];
   int32_t part_bytes[RowRun::kMaxParts];
   int32_t first_entry;
-  int32_t first_row;    // of this launch
-  int32_t slot_offset;  // bytes
+  int32_t first_row;      // of this launch
+  int32_t slot_offset;    // bytes
+  int32_t first_page;     // in MoveArgs::pages
+  int32_t rows_per_page;  // 0: no pages
+  int32_t first_in_page;
   int16_t layer;
   uint8_t kind;
   uint8_t wide;  // everything lies at multiples of 8 bytes
 };
 
+template <int kRuns, int kPages>
 struct MoveArgs {
+  static constexpr int kMaxRuns = kRuns;
+  static constexpr int kMaxPages = kPages;
   uint8_t* slot;
   unsigned long long* digests;
   int32_t num_rows;
   int32_t num_runs;
   bool pack;
-  RunArgs runs[kMaxRuns];
+  RunArgs runs[kRuns];
+  int32_t pages[kPages];
 };
-static_assert(sizeof(MoveArgs) <= 32764, "kernel arguments are at most 32,764 bytes");
+using FewArgs = MoveArgs<64, 1'024>;
+using ManyArgs = MoveArgs<192, 4'096>;
+static_assert(sizeof(ManyArgs) <= 32'764, "kernel arguments are at most 32,764 bytes");
 
 constexpr uint64_t kPrime1 = 0x9e3779b185ebca87u;
 constexpr uint64_t kPrime2 = 0xc2b2ae3d27d4eb4fu;
@@ -157,7 +169,8 @@ __device__ uint64_t MoveRow(const RowPlace& row, int num_bytes, uint64_t seed) {
 }
 
 // The run that has row `row` of this launch.
-__device__ const RunArgs& FindRun(const MoveArgs& args, int row) {
+template <typename Args>
+__device__ const RunArgs& FindRun(const Args& args, int row) {
   int low = 0;
   int high = args.num_runs;
   while (high - low > 1) {
@@ -171,7 +184,26 @@ __device__ const RunArgs& FindRun(const MoveArgs& args, int row) {
   return args.runs[low];
 }
 
-__global__ void MoveRowsKernel(const __grid_constant__ MoveArgs args) {
+template <typename Args>
+__device__ RowPlace PlaceOf(const Args& args, const RunArgs& run, int row) {
+  int64_t page = 0;
+  int64_t in_page = row;
+  if (run.rows_per_page != 0) {
+    const int place = run.first_in_page + row;
+    page = args.pages[run.first_page + place / run.rows_per_page];
+    in_page = place % run.rows_per_page;
+  }
+  const int64_t num_bytes = run.part_bytes[0] + run.part_bytes[1];
+  return {.part = {run.part[0] + page * run.page_stride[0] + in_page * run.part_stride[0],
+                   run.part[1] + page * run.page_stride[1] + in_page * run.part_stride[1]},
+          .first_bytes = run.part_bytes[0],
+          .slot = args.slot + run.slot_offset + row * num_bytes,
+          .pack = args.pack,
+          .wide = run.wide != 0};
+}
+
+template <typename Args>
+__global__ void MoveRowsKernel(const __grid_constant__ Args args) {
   __shared__ unsigned long long digests[kNumCacheKinds];
   if (threadIdx.x < kNumCacheKinds) digests[threadIdx.x] = 0;
   WaitForPreviousKernel();
@@ -179,16 +211,10 @@ __global__ void MoveRowsKernel(const __grid_constant__ MoveArgs args) {
   const int index = static_cast<int>((blockIdx.x * kThreads + threadIdx.x) / kLanes);
   if (index < args.num_rows) {
     const RunArgs& run = FindRun(args, index);
-    const int64_t row = index - run.first_row;
-    const int num_bytes = run.part_bytes[0] + run.part_bytes[1];
-    const RowPlace place = {.part = {run.part[0] + row * run.part_stride[0],
-                                     run.part[1] + row * run.part_stride[1]},
-                            .first_bytes = run.part_bytes[0],
-                            .slot = args.slot + run.slot_offset + row * num_bytes,
-                            .pack = args.pack,
-                            .wide = run.wide != 0};
+    const int row = index - run.first_row;
+    const uint64_t seed = RowSeed(run.kind, run.layer, int64_t{run.first_entry} + row);
     const uint64_t hash =
-        MoveRow(place, num_bytes, RowSeed(run.kind, run.layer, run.first_entry + row));
+        MoveRow(PlaceOf(args, run, row), run.part_bytes[0] + run.part_bytes[1], seed);
     if (threadIdx.x % kLanes == 0) {
       atomicAdd(&digests[run.kind], static_cast<unsigned long long>(Mix64(hash)));
     }
@@ -199,15 +225,16 @@ __global__ void MoveRowsKernel(const __grid_constant__ MoveArgs args) {
   }
 }
 
-void LaunchRuns(const MoveArgs& args, cudaStream_t stream) {
-  if (args.num_rows == 0) return;
-  LaunchOverlapped(MoveRowsKernel,
+template <typename Args>
+void LaunchMoves(const Args& args, cudaStream_t stream) {
+  LaunchOverlapped(MoveRowsKernel<Args>,
                    {.blocks = (int64_t{args.num_rows} * kLanes + kThreads - 1) / kThreads,
                     .threads = kThreads},
                    stream, args);
 }
 
-// A run whose rows begin at `slot_offset` of the slot and are numbered from `first_row` on.
+// A run whose rows begin at `slot_offset` of the slot and are numbered from `first_row` on; all but
+// its first_page.
 RunArgs ToArgs(const RowRun& run, int32_t first_row, int64_t slot_offset) {
   constexpr int64_t kMost = 0x7fffffff;
   RequireArgument(run.part_bytes[0] % 4 == 0 && run.part_bytes[1] % 4 == 0, "LaunchMoveRows",
@@ -221,42 +248,116 @@ RunArgs ToArgs(const RowRun& run, int32_t first_row, int64_t slot_offset) {
   for (int i = 0; i < run.num_parts; ++i) {
     RequireArgument(run.part_stride[i] <= kMost, "LaunchMoveRows", "stride", run.part_stride[i]);
     out.part[i] = reinterpret_cast<uint8_t*>(run.part[i]);
+    out.page_stride[i] = run.page_stride[i];
     out.part_stride[i] = static_cast<int32_t>(run.part_stride[i]);
     out.part_bytes[i] = static_cast<int32_t>(run.part_bytes[i]);
-    places |= reinterpret_cast<uint64_t>(run.part[i]) | static_cast<uint64_t>(run.part_stride[i]) |
-              static_cast<uint64_t>(run.part_bytes[i]);
+    places |= reinterpret_cast<uint64_t>(run.part[i]) | static_cast<uint64_t>(run.page_stride[i]) |
+              static_cast<uint64_t>(run.part_stride[i]) | static_cast<uint64_t>(run.part_bytes[i]);
   }
   out.first_entry = static_cast<int32_t>(run.first_entry);
   out.first_row = first_row;
   out.slot_offset = static_cast<int32_t>(slot_offset);
+  if (run.pages != nullptr) {
+    out.rows_per_page = static_cast<int32_t>(run.rows_per_page);
+    out.first_in_page = static_cast<int32_t>(run.first_in_page);
+  }
   out.layer = static_cast<int16_t>(run.layer);
   out.kind = static_cast<uint8_t>(run.kind);
   out.wide = places % 8 == 0;
   return out;
 }
 
+// The runs of one launch. Those of a sequence share its pages, which are sent once: as the one
+// piece of its block table that has all of theirs.
+class MoveBatch {
+ public:
+  MoveBatch(const MoveRowsParams& p, bool pack) {
+    args_.slot = reinterpret_cast<uint8_t*>(p.slot);
+    args_.digests = reinterpret_cast<unsigned long long*>(p.digests);
+    args_.pack = pack;
+    args_.num_rows = 0;
+    args_.num_runs = 0;
+  }
+
+  // Whether a run, of at most kMaxPages pages, can come to the others.
+  bool Takes(const RowRun& run) const {
+    if (args_.num_runs == ManyArgs::kMaxRuns) return false;
+    if (run.pages == nullptr || first_page_ == nullptr) return true;
+    const PageId* const end = run.pages + run.num_pages();
+    if (run.pages > end_page_ || end < first_page_) return false;  // of another block table perhaps
+    return std::max(end, end_page_) - std::min(run.pages, first_page_) <= ManyArgs::kMaxPages;
+  }
+
+  void Add(const RowRun& run, int64_t slot_offset) {
+    run_pages_[args_.num_runs] = run.pages;
+    args_.runs[args_.num_runs++] = ToArgs(run, args_.num_rows, slot_offset);
+    args_.num_rows += static_cast<int32_t>(run.num_rows);
+    if (run.pages == nullptr) return;
+    const PageId* const end = run.pages + run.num_pages();
+    const bool is_first = first_page_ == nullptr;
+    first_page_ = is_first ? run.pages : std::min(first_page_, run.pages);
+    end_page_ = is_first ? end : std::max(end_page_, end);
+  }
+
+  // Empties the batch.
+  void Launch(cudaStream_t stream) {
+    if (args_.num_runs == 0) return;
+    for (int i = 0; i < args_.num_runs; ++i) {
+      if (run_pages_[i] == nullptr) continue;
+      args_.runs[i].first_page = static_cast<int32_t>(run_pages_[i] - first_page_);
+    }
+    const bool few =
+        args_.num_runs <= FewArgs::kMaxRuns && end_page_ - first_page_ <= FewArgs::kMaxPages;
+    if (few) {
+      FewArgs args;
+      args.slot = args_.slot;
+      args.digests = args_.digests;
+      args.num_rows = args_.num_rows;
+      args.num_runs = args_.num_runs;
+      args.pack = args_.pack;
+      std::copy_n(args_.runs, args_.num_runs, args.runs);
+      CopyPages(args.pages);
+      LaunchMoves(args, stream);
+    } else {
+      CopyPages(args_.pages);
+      LaunchMoves(args_, stream);
+    }
+    args_.num_runs = 0;
+    args_.num_rows = 0;
+    first_page_ = end_page_ = nullptr;
+  }
+
+ private:
+  void CopyPages(int32_t* to) const {
+    std::transform(first_page_, end_page_, to, [](PageId page) { return page.value(); });
+  }
+
+  ManyArgs args_;
+  const PageId* run_pages_[ManyArgs::kMaxRuns];  // null: no pages
+  const PageId* first_page_ = nullptr;
+  const PageId* end_page_ = nullptr;
+};
+
 void LaunchMoveRows(const MoveRowsParams& p, bool pack, cudaStream_t stream) {
-  MoveArgs args;
-  args.slot = reinterpret_cast<uint8_t*>(p.slot);
-  args.digests = reinterpret_cast<unsigned long long*>(p.digests);
-  args.pack = pack;
-  args.num_runs = 0;
-  args.num_rows = 0;
   RequireArgument(reinterpret_cast<uint64_t>(p.slot) % 8 == 0, "LaunchMoveRows", "slot",
                   static_cast<int64_t>(reinterpret_cast<uint64_t>(p.slot)));
+  MoveBatch batch(p, pack);
   int64_t slot_offset = 0;
   for (const RowRun& run : p.runs) {
-    if (run.num_rows == 0) continue;
-    if (args.num_runs == kMaxRuns) {
-      LaunchRuns(args, stream);
-      args.num_runs = 0;
-      args.num_rows = 0;
+    for (int64_t first = 0; first < run.num_rows;) {
+      int64_t count = run.num_rows - first;
+      if (run.pages != nullptr) {
+        const int64_t in_page = (run.first_in_page + first) % run.rows_per_page;
+        count = std::min(count, ManyArgs::kMaxPages * run.rows_per_page - in_page);
+      }
+      const RowRun piece = run.Rows(first, count);
+      if (!batch.Takes(piece)) batch.Launch(stream);
+      batch.Add(piece, slot_offset);
+      slot_offset += piece.bytes();
+      first += count;
     }
-    args.runs[args.num_runs++] = ToArgs(run, args.num_rows, slot_offset);
-    args.num_rows += static_cast<int32_t>(run.num_rows);
-    slot_offset += run.bytes();
   }
-  LaunchRuns(args, stream);
+  batch.Launch(stream);
 }
 
 }  // namespace

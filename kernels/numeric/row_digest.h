@@ -46,12 +46,12 @@ static inline uint64_t RowDigest(CacheKind kind, int32_t layer, int64_t entry,
 
 // Row `row` of `run`, read where the run's parts lie.
 static inline uint64_t RowDigest(const RowRun& run, int64_t row) {
-  const std::byte* first = run.part[0] + row * run.part_stride[0];
+  const std::byte* first = run.At(0, row);
   const int64_t entry = run.first_entry + row;
   if (run.num_parts == 1) {
     return RowDigest(run.kind, run.layer, entry, first, run.part_bytes[0]);
   }
-  const std::byte* second = run.part[1] + row * run.part_stride[1];
+  const std::byte* second = run.At(1, row);
   return RowDigest(run.kind, run.layer, entry, first, run.part_bytes[0], second, run.part_bytes[1]);
 }
 

@@ -14,8 +14,7 @@ void ForEachRow(const MoveRowsParams& p, const Visit& visit) {
   for (const RowRun& run : p.runs) {
     for (int64_t row = 0; row < run.num_rows; ++row) {
       for (int part = 0; part < run.num_parts; ++part) {
-        visit(run.part[part] + row * run.part_stride[part], at,
-              static_cast<size_t>(run.part_bytes[part]));
+        visit(run.At(part, row), at, static_cast<size_t>(run.part_bytes[part]));
         at += run.part_bytes[part];
       }
       p.digests[static_cast<int>(run.kind)] += RowDigest(run, row);

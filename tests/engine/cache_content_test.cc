@@ -57,7 +57,7 @@ std::vector<std::byte> Bytes(const SequenceCache& cache) {
   for (const RowRun& run : AllRuns(cache)) {
     for (int64_t row = 0; row < run.num_rows; ++row) {
       for (int part = 0; part < run.num_parts; ++part) {
-        const std::byte* begin = run.part[part] + row * run.part_stride[part];
+        const std::byte* begin = run.At(part, row);
         bytes.insert(bytes.end(), begin, begin + run.part_bytes[part]);
       }
     }
@@ -75,8 +75,8 @@ void CopyRows(const SequenceCache& from, SequenceCache& to) {
     ASSERT_EQ(source[i].bytes(), target[i].bytes());
     for (int part = 0; part < source[i].num_parts; ++part) {
       for (int64_t row = 0; row < source[i].num_rows; ++row) {
-        std::memcpy(target[i].part[part] + row * target[i].part_stride[part],
-                    source[i].part[part] + row * source[i].part_stride[part],
+        std::memcpy(target[i].At(part, row),
+                    source[i].At(part, row),
                     static_cast<size_t>(source[i].part_bytes[part]));
       }
     }

@@ -77,9 +77,9 @@ TEST_F(PackRowsReferenceTest, RowsArriveWithTheSameDigests) {
     for (int64_t row = 0; row < from.num_rows; ++row) {
       for (int part = 0; part < from.num_parts; ++part) {
         EXPECT_TRUE(
-            std::equal(from.part[part] + row * from.part_stride[part],
-                       from.part[part] + row * from.part_stride[part] + from.part_bytes[part],
-                       to.part[part] + row * to.part_stride[part]));
+            std::equal(from.At(part, row),
+                       from.At(part, row) + from.part_bytes[part],
+                       to.At(part, row)));
       }
     }
   }

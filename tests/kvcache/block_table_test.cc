@@ -76,36 +76,50 @@ TEST(PageAllocatorTest, ReportsEveryPageGivenBack) {
 TEST(BlockTableTest, ReserveGrowsByWholePagesAndNeverShrinks) {
   PageAllocator allocator(8);
   BlockTable table(&allocator);
-  ASSERT_TRUE(table.Reserve(0).ok());
+  ASSERT_TRUE(table.Reserve(0, 90).ok());
   EXPECT_EQ(table.num_pages(), 0);
-  ASSERT_TRUE(table.Reserve(1).ok());
+  ASSERT_TRUE(table.Reserve(1, 90).ok());
   EXPECT_EQ(table.num_pages(), 1);
-  ASSERT_TRUE(table.Reserve(kPageTokens).ok());
+  ASSERT_TRUE(table.Reserve(kPageTokens, 90).ok());
   EXPECT_EQ(table.num_pages(), 1);
-  ASSERT_TRUE(table.Reserve(kPageTokens + 1).ok());
+  ASSERT_TRUE(table.Reserve(kPageTokens + 1, 90).ok());
   EXPECT_EQ(table.num_pages(), 2);
   const std::vector<PageId> pages(table.pages().begin(), table.pages().end());
-  ASSERT_TRUE(table.Reserve(5).ok());
+  ASSERT_TRUE(table.Reserve(5, 90).ok());
   EXPECT_EQ(std::vector<PageId>(table.pages().begin(), table.pages().end()), pages);
 }
 
 TEST(BlockTableTest, ReserveLeavesTableUnchangedWhenPagesRunOut) {
   PageAllocator allocator(3);
   BlockTable table(&allocator);
-  ASSERT_TRUE(table.Reserve(2 * kPageTokens).ok());
+  ASSERT_TRUE(table.Reserve(2 * kPageTokens, 90).ok());
   const std::vector<PageId> pages(table.pages().begin(), table.pages().end());
-  const absl::Status status = table.Reserve(4 * kPageTokens);
+  const absl::Status status = table.Reserve(4 * kPageTokens, 90);
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(status.message()), HasSubstr("2 pages are needed, 1 of 3 are free"));
   EXPECT_EQ(std::vector<PageId>(table.pages().begin(), table.pages().end()), pages);
   EXPECT_EQ(allocator.num_free(), 1);
 }
 
+// Runs of rows point at them while the sequence grows.
+TEST(BlockTableTest, PagesStayWhereTheyAreWhileTheTableGrows) {
+  PageAllocator allocator(100);
+  BlockTable table(&allocator);
+  ASSERT_TRUE(table.Reserve(1, 90).ok());
+  const PageId* first = table.pages().data();
+  for (int64_t pages = 2; pages <= 90; ++pages) {
+    ASSERT_TRUE(table.Reserve(pages * kPageTokens, 90).ok());
+    ASSERT_EQ(table.pages().data(), first) << pages << " pages";
+  }
+  EXPECT_EQ(table.Reserve(91 * kPageTokens, 90).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(table.num_pages(), 90);
+}
+
 TEST(BlockTableTest, PagesAreGivenBackOnDestruction) {
   PageAllocator allocator(3);
   {
     BlockTable table(&allocator);
-    ASSERT_TRUE(table.Reserve(3 * kPageTokens).ok());
+    ASSERT_TRUE(table.Reserve(3 * kPageTokens, 90).ok());
     EXPECT_EQ(allocator.num_free(), 0);
   }
   EXPECT_EQ(allocator.num_free(), 3);

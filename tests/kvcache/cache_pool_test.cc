@@ -105,7 +105,7 @@ TEST(CachePoolTest, FreedPagesReadAsNanUnderPoison) {
     page = sequence->pages()[0];
     for (const RowRun& run : sequence->AppendRuns(0, kPageTokens)) {
       for (int part = 0; part < run.num_parts; ++part) {
-        std::memset(run.part[part], 1, run.num_rows * run.part_stride[part]);
+        std::memset(run.At(part, 0), 1, run.num_rows * run.part_stride[part]);
       }
     }
   }

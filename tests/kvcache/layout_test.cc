@@ -86,7 +86,7 @@ class Ranges {
   void Add(const RowRun& run) {
     for (int64_t row = 0; row < run.num_rows; ++row) {
       for (int part = 0; part < run.num_parts; ++part) {
-        const std::byte* begin = run.part[part] + row * run.part_stride[part];
+        const std::byte* begin = run.At(part, row);
         ranges_.emplace_back(begin, begin + run.part_bytes[part]);
       }
     }

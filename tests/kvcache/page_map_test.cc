@@ -52,7 +52,7 @@ std::map<RowName, const std::byte*> List(const SequenceCache& cache, int64_t len
     for (const RowRun& run : runs) {
       for (int64_t row = 0; row < run.num_rows; ++row) {
         const RowName name(run.kind, run.layer, run.first_entry + row);
-        EXPECT_TRUE(rows.emplace(name, run.part[0] + row * run.part_stride[0]).second)
+        EXPECT_TRUE(rows.emplace(name, run.At(0, row)).second)
             << Name(run.kind) << " of layer " << run.layer << ", entry " << run.first_entry + row
             << " is listed twice";
       }

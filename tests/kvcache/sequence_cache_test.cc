@@ -94,7 +94,7 @@ TEST(SequenceCacheTest, ChunksCarryTheRowsOfTheWholeExactlyOnce) {
     for (const RowRun& run : runs) {
       for (int64_t row = 0; row < run.num_rows; ++row) {
         add(RowName(run.kind, run.layer, run.first_entry + row),
-            run.part[0] + row * run.part_stride[0]);
+            run.At(0, row));
       }
     }
   };
@@ -129,15 +129,26 @@ TEST(SequenceCacheTest, FinalRowsHaveNamesOfTheirOwn) {
   }
 }
 
-TEST(SequenceCacheTest, RunsStayInsideOnePage) {
+TEST(SequenceCacheTest, RunsFollowThePagesOfTheSequence) {
   const auto pool = Pool(SmallShape());
   const auto sequence = Sequence(*pool);
-  for (const RowRun& run : sequence->AppendRuns(100, 1000)) {
+  const std::vector<RowRun> runs = sequence->AppendRuns(100, 1000);
+  EXPECT_EQ(runs.size(), 5);  // two indexed layers with keys and one dense layer
+  for (const RowRun& run : runs) {
     const int64_t per_page = run.kind == CacheKind::kLatentsDense ? 2 : 64;
-    EXPECT_EQ(run.first_entry / per_page, (run.first_entry + run.num_rows - 1) / per_page);
+    const LayerCacheView& layer = pool->layers()[static_cast<size_t>(run.layer)];
+    const TensorView& rows =
+        run.kind == CacheKind::kIndexKeys ? layer.index_keys.payload : layer.entries.payload;
+    EXPECT_EQ(run.num_pages(), 4);
+    for (int64_t row = 0; row < run.num_rows; ++row) {
+      const int64_t entry = run.first_entry + row;
+      const PageId page = sequence->pages()[static_cast<size_t>(entry / per_page)];
+      const std::byte* place =
+          rows.row<std::byte>(page.value()) + entry % per_page * rows.strides[1];
+      ASSERT_EQ(run.At(0, row), place) << "entry " << entry;
+      ASSERT_EQ(run.Rows(row, 1).At(0, 0), run.At(0, row)) << "entry " << entry;
+    }
   }
-  // Two indexed layers with keys and one dense layer over four pages.
-  EXPECT_EQ(sequence->AppendRuns(0, 1024).size(), 4 * 5);
 }
 
 TEST(SequenceCacheTest, RingRowsAreTheLastPositionsAtTheirPlaceInTheRing) {
@@ -150,7 +161,7 @@ TEST(SequenceCacheTest, RingRowsAreTheLastPositionsAtTheirPlaceInTheRing) {
     for (int64_t row = 0; row < run.num_rows; ++row) {
       const int64_t position = run.first_entry + row;
       positions.push_back(position);
-      EXPECT_EQ(run.part[0] + row * run.part_stride[0],
+      EXPECT_EQ(run.At(0, row),
                 ring.row<std::byte>(sequence->slot()) + position % 128 * ring.strides[1]);
     }
   }
@@ -193,8 +204,8 @@ void CopyRows(const std::vector<RowRun>& from, const std::vector<RowRun>& to) {
     ASSERT_EQ(from[i].bytes(), to[i].bytes());
     for (int part = 0; part < from[i].num_parts; ++part) {
       for (int64_t row = 0; row < from[i].num_rows; ++row) {
-        std::memcpy(to[i].part[part] + row * to[i].part_stride[part],
-                    from[i].part[part] + row * from[i].part_stride[part], from[i].part_bytes[part]);
+        std::memcpy(to[i].At(part, row),
+                    from[i].At(part, row), from[i].part_bytes[part]);
       }
     }
   }
@@ -205,7 +216,7 @@ std::vector<std::byte> Bytes(const std::vector<RowRun>& runs) {
   for (const RowRun& run : runs) {
     for (int64_t row = 0; row < run.num_rows; ++row) {
       for (int part = 0; part < run.num_parts; ++part) {
-        const std::byte* begin = run.part[part] + row * run.part_stride[part];
+        const std::byte* begin = run.At(part, row);
         bytes.insert(bytes.end(), begin, begin + run.part_bytes[part]);
       }
     }
@@ -231,7 +242,7 @@ TEST(SequenceCacheTest, RowsMoveBetweenSequencesWithOtherPagesAndSlots) {
         for (int part = 0; part < run.num_parts; ++part) {
           for (int64_t row = 0; row < run.num_rows; ++row) {
             for (int64_t i = 0; i < run.part_bytes[part]; ++i) {
-              run.part[part][row * run.part_stride[part] + i] = static_cast<std::byte>(random());
+              run.At(part, row)[i] = static_cast<std::byte>(random());
             }
           }
         }
@@ -260,7 +271,7 @@ void FillRuns(const std::vector<RowRun>& runs, unsigned char seed) {
     for (int part = 0; part < run.num_parts; ++part) {
       for (int64_t row = 0; row < run.num_rows; ++row) {
         auto* bytes =
-            reinterpret_cast<unsigned char*>(run.part[part] + row * run.part_stride[part]);
+            reinterpret_cast<unsigned char*>(run.At(part, row));
         for (int64_t i = 0; i < run.part_bytes[part]; ++i) bytes[i] = seed++;
       }
     }
@@ -273,8 +284,8 @@ bool SameRows(const std::vector<RowRun>& a, const std::vector<RowRun>& b) {
     if (a[i].num_rows != b[i].num_rows || a[i].num_parts != b[i].num_parts) return false;
     for (int part = 0; part < a[i].num_parts; ++part) {
       for (int64_t row = 0; row < a[i].num_rows; ++row) {
-        if (std::memcmp(a[i].part[part] + row * a[i].part_stride[part],
-                        b[i].part[part] + row * b[i].part_stride[part],
+        if (std::memcmp(a[i].At(part, row),
+                        b[i].At(part, row),
                         static_cast<size_t>(a[i].part_bytes[part])) != 0) {
           return false;
         }

@@ -36,7 +36,7 @@ TEST(RowsTest, PiecesJoinToTheWhole) {
       EXPECT_EQ(CountRows(piece), std::min(step, total - first));
       for (const RowRun& run : piece) {
         for (int64_t row = 0; row < run.num_rows; ++row) {
-          rows.push_back({run.first_entry + row, run.part[0] + row * run.part_stride[0]});
+          rows.push_back({run.first_entry + row, run.At(0, row)});
         }
       }
     }

@@ -64,7 +64,7 @@ void ForEachPart(const std::vector<RowRun>& runs, Visit visit) {
   for (const RowRun& run : runs) {
     for (int64_t row = 0; row < run.num_rows; ++row) {
       for (int part = 0; part < run.num_parts; ++part) {
-        visit(run.part[part] + row * run.part_stride[part],
+        visit(run.At(part, row),
               static_cast<size_t>(run.part_bytes[part]));
       }
     }

@@ -29,13 +29,29 @@ GpuSide::GpuSide(DeviceId device, const CacheShape& shape, int64_t tokens)
   pool = CachePool::Create(PlanMemory(input).value(), FreedPages::kKeep, &stream).value();
 }
 
+std::vector<RowRun> PiecesOf(const std::vector<RowRun>& runs) {
+  std::vector<RowRun> pieces;
+  for (const RowRun& run : runs) {
+    for (int64_t row = 0; row < run.num_rows;) {
+      int64_t count = run.num_rows - row;
+      if (run.pages != nullptr) {
+        const int64_t in_page = (run.first_in_page + row) % run.rows_per_page;
+        count = std::min(count, run.rows_per_page - in_page);
+      }
+      pieces.push_back(run.Rows(row, count));
+      row += count;
+    }
+  }
+  return pieces;
+}
+
 void FillRuns(const std::vector<RowRun>& runs, DeviceId device) {
   cudaSetDevice(device.cuda);
   int value = 1;
-  for (const RowRun& run : runs) {
+  for (const RowRun& run : PiecesOf(runs)) {
     for (int part = 0; part < run.num_parts; ++part) {
       value = value * 37 % 251;
-      cudaMemset2DAsync(run.part[part], static_cast<size_t>(run.part_stride[part]), value,
+      cudaMemset2DAsync(run.At(part, 0), static_cast<size_t>(run.part_stride[part]), value,
                         static_cast<size_t>(run.part_bytes[part]),
                         static_cast<size_t>(run.num_rows));
     }
@@ -47,7 +63,7 @@ std::vector<std::byte> BytesOf(const RowRun& run) {
   std::vector<std::byte> bytes;
   for (int part = 0; part < run.num_parts; ++part) {
     std::vector<std::byte> rows(static_cast<size_t>(run.num_rows * run.part_bytes[part]));
-    cudaMemcpy2D(rows.data(), static_cast<size_t>(run.part_bytes[part]), run.part[part],
+    cudaMemcpy2D(rows.data(), static_cast<size_t>(run.part_bytes[part]), run.At(part, 0),
                  static_cast<size_t>(run.part_stride[part]),
                  static_cast<size_t>(run.part_bytes[part]), static_cast<size_t>(run.num_rows),
                  cudaMemcpyDeviceToHost);
@@ -129,11 +145,13 @@ double HandoffPair::HandOver(const SequenceCache& cache, int64_t tokens, int cou
     MutexLock lock(&mutex_);
     for (int i = 0; i < count; ++i) leases->push_back(decode_.Reserve(tokens));
   }
+  std::vector<Handoff> handoffs(leases->size(), WorkerPair::MakeHandoff(tokens));
   const TimePoint start = RealClock()->Now();
-  for (LeaseId lease : *leases) {
+  for (size_t i = 0; i < handoffs.size(); ++i) {
+    const LeaseId lease = (*leases)[i];
     sender_->Begin(lease, instance_, "127.0.0.1:" + std::to_string(server_.port), &cache);
     sender_->GrowTo(lease, tokens);
-    sender_->Finish(lease, WorkerPair::MakeHandoff(tokens));
+    sender_->Finish(lease, std::move(handoffs[i]));
   }
   int adopted = 0;
   while (SecondsSince(start) < 10) {
@@ -142,7 +160,9 @@ double HandoffPair::HandOver(const SequenceCache& cache, int64_t tokens, int cou
       if (!outcome.status.ok()) return -1;
       if (++adopted == count) return SecondsSince(start);
     }
-    if (!sender_->MovesRows()) options_.prefill_waker->WaitUntil(RealClock()->Now() + milliseconds(5));
+    if (!sender_->MovesRows()) {
+      options_.prefill_waker->WaitUntil(RealClock()->Now() + milliseconds(5));
+    }
   }
   return -1;
 }
@@ -193,9 +213,12 @@ void MeasureHandoffs(HandoffPair& pair, int64_t most_tokens, double copy, const 
       ASSERT_GT(seconds, 0);
       best = std::min(best, seconds);
       if (repeat == 0) {
-        const std::vector<RowRun> arrived = AllRuns(pair.Arrived(leases.back()), tokens);
-        for (size_t i = 0; i < runs.size(); i += 1 + runs.size() / 40) {
-          ASSERT_EQ(BytesOf(runs[i]), BytesOf(arrived[i])) << i;
+        const std::vector<RowRun> sent = PiecesOf(runs);
+        const std::vector<RowRun> arrived =
+            PiecesOf(AllRuns(pair.Arrived(leases.back()), tokens));
+        ASSERT_EQ(sent.size(), arrived.size());
+        for (size_t i = 0; i < sent.size(); i += 1 + sent.size() / 40) {
+          ASSERT_EQ(BytesOf(sent[i]), BytesOf(arrived[i])) << i;
         }
       }
       pair.Free(leases);

@@ -26,7 +26,9 @@ struct GpuSide {
   std::unique_ptr<CachePool> pool;
 };
 
-// Bytes that differ from row run to row run.
+// The same rows, in runs of one page at most.
+std::vector<RowRun> PiecesOf(const std::vector<RowRun>& runs);
+// Bytes that differ from one such piece to the next.
 void FillRuns(const std::vector<RowRun>& runs, DeviceId device);
 std::vector<std::byte> BytesOf(const RowRun& run);
 

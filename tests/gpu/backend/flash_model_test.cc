@@ -145,7 +145,7 @@ class PlantedKeys {
   std::byte* AddressOf(int64_t entry) const {
     for (const RowRun& run : runs_) {
       const int64_t row = entry - run.first_entry;
-      if (row >= 0 && row < run.num_rows) return run.part[0] + row * run.part_stride[0];
+      if (row >= 0 && row < run.num_rows) return run.At(0, row);
     }
     ADD_FAILURE() << "no index key of entry " << entry;
     return nullptr;

@@ -474,8 +474,16 @@ void MirrorOps::MoveRows(const MoveRowsParams& params, bool pack) const {
   std::vector<RowRun> runs(p.runs.begin(), p.runs.end());
   Copies copies(*machine_);
   for (RowRun& run : runs) {
+    PageId last_page(0);
+    for (int64_t page = 0; page < run.num_pages(); ++page) {
+      last_page = std::max(last_page, run.pages[page]);
+    }
+    const int64_t rows = run.pages == nullptr ? run.num_rows : run.rows_per_page;
     for (int i = 0; i < run.num_parts && run.num_rows > 0; ++i) {
-      copies.Add(&run.part[i], (run.num_rows - 1) * run.part_stride[i] + run.part_bytes[i], !pack);
+      copies.Add(&run.part[i],
+                 last_page.value() * run.page_stride[i] + (rows - 1) * run.part_stride[i] +
+                     run.part_bytes[i],
+                 !pack);
     }
   }
   p.runs = runs;
