@@ -1,8 +1,10 @@
 #include "kvtransfer/grpc_link.h"
 
 #include <atomic>
+#include <iterator>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/bounded_queue.h"
@@ -102,6 +104,39 @@ std::optional<Out> NextOf(Pipe<Out, In>& pipe, TimePoint spin_until, TimePoint d
   return pipe.outbox.PopUntil(deadline);
 }
 
+template <typename T>
+void Append(std::vector<T>& to, std::vector<T>& from) {
+  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
+
+void Append(ToDecode& to, ToDecode from) {
+  if (from.open) to.open = std::move(from.open);
+  Append(to.offers, from.offers);
+  Append(to.handoffs, from.handoffs);
+  Append(to.cancels, from.cancels);
+  Append(to.leases, from.leases);
+}
+
+void Append(ToPrefill& to, ToPrefill from) {
+  if (from.accept) to.accept = std::move(from.accept);
+  to.refuse.Update(from.refuse);
+  Append(to.offers, from.offers);
+  Append(to.handoffs, from.handoffs);
+  Append(to.cancels, from.cancels);
+  Append(to.bound, from.bound);
+}
+
+// What else the loop has sent by now comes into the same message: a message costs more than what is
+// in it. A hand-off has the tokens of a prompt and is the last of its message.
+template <typename Out, typename In>
+void TakeWaiting(Pipe<Out, In>& pipe, Out& message) {
+  while (message.handoffs.empty()) {
+    std::optional<Out> next = pipe.outbox.TryPop();
+    if (!next) return;
+    Append(message, *std::move(next));
+  }
+}
+
 // Writes what the loop sends, or a heartbeat, until the pipe or the stream has ended.
 template <typename Proto, typename Out, typename In, typename Stream>
 void WriteMessages(Pipe<Out, In>& pipe, const LinkTimes& times, Stream& stream) {
@@ -109,6 +144,7 @@ void WriteMessages(Pipe<Out, In>& pipe, const LinkTimes& times, Stream& stream) 
   while (true) {
     std::optional<Out> message = NextOf(pipe, spin_until, RealClock()->Now() + times.heartbeat);
     if (!message && pipe.outbox.closed()) return;
+    if (message) TakeWaiting(pipe, *message);
     if (!stream.Write(message ? ToProto(*message) : Proto())) {
       return pipe.outbox.Close();  // the reader sees the end, too, and why
     }

@@ -14,7 +14,7 @@
 
 namespace lodestone {
 
-inline constexpr int kLinkWireVersion = 2;
+inline constexpr int kLinkWireVersion = 3;
 
 // First message of a link, from prefill.
 struct LinkOpen {

@@ -37,20 +37,28 @@ MetricLabels Labels(const LinkPair& pair) {
 void HandoffMetrics::ObservePhase(const LinkPair& pair, HandoffPhase phase,
                                   std::chrono::nanoseconds time) {
   if (metrics_ == nullptr) return;
-  MetricLabels labels = Labels(pair);
-  labels["phase"] = PhaseLabel(phase);
-  metrics_->Histogram(MetricId::kKvTransferSeconds, labels)
-      .Observe(std::chrono::duration<double>(time).count());
+  auto& phases = pairs_[{pair.prefill, pair.decode}].phases;
+  auto found = phases.find(phase);
+  if (found == phases.end()) {
+    MetricLabels labels = Labels(pair);
+    labels["phase"] = PhaseLabel(phase);
+    found = phases.emplace(phase, metrics_->Histogram(MetricId::kKvTransferSeconds, labels)).first;
+  }
+  found->second.Observe(std::chrono::duration<double>(time).count());
 }
 
 void HandoffMetrics::AddBytes(const LinkPair& pair, const Manifest& kinds) {
   if (metrics_ == nullptr) return;
+  auto& bytes = pairs_[{pair.prefill, pair.decode}].bytes;
   for (size_t i = 0; i < kinds.size(); ++i) {
     if (kinds[i].bytes == 0) continue;
-    MetricLabels labels = Labels(pair);
-    labels["kind"] = std::string(Name(static_cast<CacheKind>(i)));
-    metrics_->Counter(MetricId::kKvTransferBytes, labels)
-        .Increment(static_cast<double>(kinds[i].bytes));
+    auto found = bytes.find(i);
+    if (found == bytes.end()) {
+      MetricLabels labels = Labels(pair);
+      labels["kind"] = std::string(Name(static_cast<CacheKind>(i)));
+      found = bytes.emplace(i, metrics_->Counter(MetricId::kKvTransferBytes, labels)).first;
+    }
+    found->second.Increment(static_cast<double>(kinds[i].bytes));
   }
 }
 
@@ -58,14 +66,19 @@ void HandoffMetrics::CountComparison(const Manifest& here, const Manifest& offer
   if (metrics_ == nullptr) return;
   for (size_t i = 0; i < here.size(); ++i) {
     if (here[i].rows == 0 && offered[i].rows == 0) continue;
-    const std::string kind(Name(static_cast<CacheKind>(i)));
+    const auto counter = [&](auto& kept, MetricId id, bool same) -> const CounterMetric& {
+      auto found = kept.find({i, same});
+      if (found == kept.end()) {
+        const std::string kind(Name(static_cast<CacheKind>(i)));
+        const CounterMetric made =
+            metrics_->Counter(id, {{"kind", kind}, {"result", ResultLabel(same)}});
+        found = kept.emplace(std::pair(i, same), made).first;
+      }
+      return found->second;
+    };
     const bool same_rows = here[i].rows == offered[i].rows && here[i].bytes == offered[i].bytes;
-    metrics_->Counter(MetricId::kHandoffRows, {{"kind", kind}, {"result", ResultLabel(same_rows)}})
-        .Increment(static_cast<double>(here[i].rows));
-    metrics_
-        ->Counter(MetricId::kHandoffDigests,
-                  {{"kind", kind}, {"result", ResultLabel(here[i].digest == offered[i].digest)}})
-        .Increment();
+    counter(rows_, MetricId::kHandoffRows, same_rows).Increment(static_cast<double>(here[i].rows));
+    counter(digests_, MetricId::kHandoffDigests, here[i].digest == offered[i].digest).Increment();
   }
 }
 
@@ -101,6 +114,7 @@ void HandoffMetrics::ForgetLink(const LinkPair& pair) {
   if (metrics_ == nullptr) return;
   metrics_->Remove(metrics_->Gauge(MetricId::kLinkUp, LinkLabels(pair)));
   transports_.erase({pair.prefill, pair.decode});
+  pairs_.erase({pair.prefill, pair.decode});
 }
 
 }  // namespace lodestone

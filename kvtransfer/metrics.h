@@ -43,10 +43,19 @@ class HandoffMetrics {
   void ForgetLink(const LinkPair& pair);
 
  private:
+  using PairKey = std::pair<std::string, std::string>;
+  // Handles are kept: to look a series up takes longer than to count.
+  struct OfPair {
+    std::map<HandoffPhase, HistogramMetric> phases;
+    std::map<size_t, CounterMetric> bytes;  // by kind
+  };
   MetricLabels LinkLabels(const LinkPair& pair) const;
 
   Metrics* const metrics_;
-  std::map<std::pair<std::string, std::string>, std::string> transports_;  // of the last link
+  std::map<PairKey, OfPair> pairs_;
+  std::map<std::pair<size_t, bool>, CounterMetric> rows_;     // by kind, and whether they agree
+  std::map<std::pair<size_t, bool>, CounterMetric> digests_;  // the same
+  std::map<PairKey, std::string> transports_;  // of the last link
 };
 
 }  // namespace lodestone

@@ -115,7 +115,9 @@ void PrefillLink::HandleVerdict(const OfferReply& reply, std::vector<Event>& eve
       return Kill(absl::DataLossError(
           absl::StrCat("offer ", reply.link_seq, " was committed before its bytes were sent")));
     }
-    metrics_->ObservePhase(pair(), HandoffPhase::kMove, clock_->Now() - offer.since);
+    const TimePoint now = clock_->Now();
+    metrics_->ObservePhase(pair(), HandoffPhase::kMove, now - offer.since);
+    if (const auto it = handoffs_.find(offer.lease); it != handoffs_.end()) it->second = now;
   }
   const std::string detail = absl::StrCat("offer ", reply.link_seq, ": ", reply.detail);
   const bool corrupt = reply.verdict == OfferVerdict::kCorrupt;
@@ -172,10 +174,17 @@ void PrefillLink::CheckDeadlines() {
   }
   if (absl::Status late = CheckOffers(now); !late.ok()) return Kill(late);
   for (const auto& [lease, since] : handoffs_) {
-    if (now - since <= times_.answer) continue;
+    // Offers have deadlines of their own; what comes after them is not due before.
+    if (now - since <= times_.answer || HasOffersOf(lease)) continue;
     return Kill(absl::DeadlineExceededError(
         absl::StrCat("hand-off not answered ", AgeAndLimit(now - since, times_.answer))));
   }
+}
+
+bool PrefillLink::HasOffersOf(LeaseId lease) const {
+  return std::any_of(offers_.begin(), offers_.end(), [lease](const auto& entry) {
+    return entry.second.lease == lease && !entry.second.ended;
+  });
 }
 
 absl::Status PrefillLink::CheckOffers(TimePoint now) const {

@@ -106,6 +106,7 @@ class PrefillLink {
   void HandleSlotEvent(const SlotEvent& event, std::vector<PrefillLinkEvent>& events);
   void CheckDeadlines();
   absl::Status CheckOffers(TimePoint now) const;
+  bool HasOffersOf(LeaseId lease) const;  // without verdict
 
   const Identity identity_;
   const LinkTimes times_;
@@ -124,7 +125,8 @@ class PrefillLink {
   LinkAccept accept_;
   uint64_t last_seq_ = 0;
   std::map<uint64_t, Outstanding> offers_;
-  std::map<LeaseId, TimePoint> handoffs_;  // sent, not answered; since when
+  // Sent, not answered; when that was, or when the last offer of the lease was committed.
+  std::map<LeaseId, TimePoint> handoffs_;
 };
 
 }  // namespace lodestone

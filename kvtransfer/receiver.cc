@@ -159,12 +159,23 @@ void SlotReceiver::HandleCancel(DecodeLink& link, const LinkCancel& cancel,
 
 void SlotReceiver::HandleHandoff(DecodeLink& link, Handoff handoff, HandoffTarget& target) {
   const LeaseId lease = handoff.lease;
-  if (Find(link, lease) == nullptr) {
+  Incoming* const incoming = Find(link, lease);
+  if (incoming == nullptr) {
     // An adopted lease has had its answer, a cancelled one its cancel; an answer more is harmless.
     return link.AnswerHandoff(lease, absl::CancelledError("the lease has ended"));
   }
+  if (incoming->handoff.has_value()) return;  // a repeated message
+  incoming->handoff = std::move(handoff);
+  AdoptIfComplete(link, lease, target);
+}
+
+void SlotReceiver::AdoptIfComplete(DecodeLink& link, LeaseId lease, HandoffTarget& target) {
+  Incoming* const incoming = Find(link, lease);
+  if (incoming == nullptr || !incoming->handoff.has_value()) return;
+  if (link.HasOffersOf(lease) || IsScattering(lease)) return;
+  Handoff handoff = *std::move(incoming->handoff);
   const TimePoint started = options_.clock->Now();
-  absl::Status status = Verify(link, handoff, target);
+  absl::Status status = Verify(handoff, target);
   if (status.ok()) status = FAILPOINT("kvtransfer.adopt");
   if (status.ok()) status = target.Adopt(std::move(handoff));
   if (!status.ok()) {
@@ -178,13 +189,9 @@ void SlotReceiver::HandleHandoff(DecodeLink& link, Handoff handoff, HandoffTarge
   link.AnswerHandoff(lease, absl::OkStatus());
 }
 
-absl::Status SlotReceiver::Verify(DecodeLink& link, const Handoff& handoff,
-                                  HandoffTarget& target) {
+absl::Status SlotReceiver::Verify(const Handoff& handoff, HandoffTarget& target) {
   const Incoming& incoming = incoming_.at(handoff.lease);
   const auto length = static_cast<int64_t>(handoff.tokens.size());
-  if (link.HasOffersOf(handoff.lease) || IsScattering(handoff.lease)) {
-    return absl::DataLossError("hand-off before all of its offers were committed");
-  }
   Manifest expected = incoming.totals;
   for (size_t kind = 0; kind < expected.size(); ++kind) {
     expected[kind].rows = ExpectedRows(options_.shape, static_cast<CacheKind>(kind), length);
@@ -359,6 +366,7 @@ void SlotReceiver::Commit(Scattering scattered, const RowDigests& digests, Hando
   Accumulate(received, incoming_.at(offer.lease).totals);
   if (absl::Status fault = FAILPOINT("kvtransfer.commit"); !fault.ok()) return link.Kill(fault);
   link.Answer(offer.link_seq, OfferVerdict::kCommitted, "");
+  AdoptIfComplete(link, offer.lease, target);
 }
 
 int SlotReceiver::NumScattering(const DecodeLink& link) const {

@@ -4,6 +4,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,7 @@ class SlotReceiver final : public Receiver {
     int32_t to_tokens = 0;     // rows of all tokens below are granted, or are in the section
     bool final = false;
     Manifest totals{};         // committed
+    std::optional<Handoff> handoff = {};  // here before the last commit
   };
 
   // A slot that the device scatters.
@@ -67,7 +69,9 @@ class SlotReceiver final : public Receiver {
   void HandleNamed(DecodeLink& link, std::span<const LeaseId> leases, HandoffTarget& target);
   void HandleCancel(DecodeLink& link, const LinkCancel& cancel, HandoffTarget& target);
   void HandleHandoff(DecodeLink& link, Handoff handoff, HandoffTarget& target);
-  absl::Status Verify(DecodeLink& link, const Handoff& handoff, HandoffTarget& target);
+  // Adopts the lease if nothing of it is under way and its hand-off is here.
+  void AdoptIfComplete(DecodeLink& link, LeaseId lease, HandoffTarget& target);
+  absl::Status Verify(const Handoff& handoff, HandoffTarget& target);
   void BuryDeadLinks(HandoffTarget& target);
   void LogEnd(const DecodeLink& link, size_t num_leases) const;
   void ReapClosedLinks();

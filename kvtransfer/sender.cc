@@ -190,7 +190,6 @@ void SlotSender::TakeEvent(const InstanceId& decode, Peer& peer, const PrefillLi
     case Kind::kVerdict: {
       const auto it = leases_.find(event.lease);
       if (it == leases_.end()) return;
-      --it->second.num_outstanding;
       it->second.all_committed = options_.clock->Now();
       if (event.verdict != OfferVerdict::kCommitted) End(event.lease, event.status);
       return;
@@ -296,7 +295,7 @@ bool SlotSender::Advance(LeaseId lease, Outgoing& outgoing) {
   PrefillLink* link = peer.link.get();
   if (link == nullptr || !link->up() || outgoing.handed_off || !device_.ok()) return false;
   if (NextSection(outgoing)) return PackSlot(lease, outgoing, peer);
-  const bool complete = outgoing.section.final && outgoing.num_outstanding == 0;
+  const bool complete = outgoing.section.final && outgoing.num_packing == 0;
   if (!complete) return false;
   HandOff(lease, outgoing, *link);
   return true;
@@ -361,7 +360,7 @@ bool SlotSender::PackSlot(LeaseId lease, Outgoing& outgoing, Peer& peer) {
                          slots.stream());
   slots.EndMove(*slot);
   section.next_row += num_rows;
-  ++outgoing.num_outstanding;
+  ++outgoing.num_packing;
   packing_.push_back(std::move(packing));
   return true;
 }
@@ -388,6 +387,7 @@ void SlotSender::SendPacked(Packing packed, const RowDigests& digests) {
   PrefillLink* link = LinkOf(packed);
   const auto lease = leases_.find(packed.offer.lease);
   if (link == nullptr || lease == leases_.end()) return slots.GiveBack(packed.slot);
+  --lease->second.num_packing;
   Offer& offer = packed.offer;
   for (size_t kind = 0; kind < offer.kinds.size(); ++kind) offer.kinds[kind].digest = digests[kind];
   metrics_.ObservePhase(link->pair(), HandoffPhase::kPack, options_.clock->Now() - packed.started);

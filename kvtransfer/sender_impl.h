@@ -67,7 +67,7 @@ class SlotSender final : public Sender {
     std::optional<Handoff> handoff = {};  // set by Finish
     Section section = {};
     int32_t chunk = 0;
-    int num_outstanding = 0;  // offers that are packed or have no verdict yet
+    int num_packing = 0;      // slots that are not offered yet
     bool bound = false;
     bool handed_off = false;  // Handoff sent
     TimePoint all_committed{};

@@ -34,6 +34,37 @@ TEST(HandoffTest, CacheArrivesBitExactForEveryResidue) {
   EXPECT_TRUE(pair.RunUntilIdle());
 }
 
+// It is at decode when the last rows are, and no message later.
+TEST(HandoffTest, TheHandoffGoesOutAfterTheLastOfferAndWaitsForTheLastCommit) {
+  WorkerPair pair;
+  size_t offered = 0;
+  size_t committed = 0;
+  size_t committed_at_handoff = 0;
+  pair.network.faults.to_decode = [&](ToDecode& message) {
+    offered += message.offers.size();
+    if (!message.handoffs.empty()) {
+      committed_at_handoff = committed;
+      EXPECT_TRUE(pair.decode.adopted.empty());
+    }
+    return LinkFault::kNone;
+  };
+  pair.network.faults.to_prefill = [&](ToPrefill& message) {
+    for (const OfferReply& reply : message.offers) {
+      committed += reply.verdict == OfferVerdict::kCommitted ? 1 : 0;
+    }
+    if (!message.handoffs.empty()) {
+      EXPECT_EQ(committed, offered);
+    }
+    return LinkFault::kNone;
+  };
+  const auto prompt = pair.Prompt(700, 1);
+  const LeaseId lease = pair.Begin(prompt.get(), 700);
+  pair.sender->Finish(lease, WorkerPair::MakeHandoff(700));
+  ExpectAdoptedIntact(pair, lease, *prompt, 700);
+  EXPECT_GT(offered, 4u);
+  EXPECT_LT(committed_at_handoff, offered);
+}
+
 TEST(HandoffTest, EveryFormatArrivesBitExact) {
   for (const CacheShape& shape : SmallShapesOfEveryFormat()) {
     WorkerPair pair({.shape = shape, .prefill_slot_bytes = 65536, .decode_slot_bytes = 65536});
