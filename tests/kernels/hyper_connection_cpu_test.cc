@@ -138,6 +138,15 @@ TEST(CpuHyperConnectionTest, BoundaryIsPostThenPreBitForBit) {
   }
 }
 
+// The width of DeepSeek-V4-Flash, at which a device's blocks are full.
+TEST(CpuHyperConnectionTest, WideBoundaryIsPostThenPreBitForBit) {
+  const HcInputs in(DType::kBf16, 36, 4, 4096, InputKind::kNormal);
+  const OpResult apart = RunOnAllBackends(Boundary(in, 0, false));
+  for (const int64_t chunk : {0, 7, 33}) {
+    EXPECT_TRUE(RunOnAllBackends(Boundary(in, chunk, true)).bytes == apart.bytes) << chunk;
+  }
+}
+
 TEST(CpuHyperConnectionTest, HeadCollapsesChosenRows) {
   for (DType act : {DType::kBf16, DType::kF32}) {
     const HcInputs in(act, 40, 4, 128, InputKind::kNormal);

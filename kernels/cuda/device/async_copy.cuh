@@ -173,6 +173,45 @@ __device__ inline void ClusterWait() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// mapa (9.7.9.24): where a place of this block's shared memory is in block `rank` of the cluster.
+__device__ inline uint32_t ClusterAddress(const void* shared, int rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(SharedAddress(shared)), "r"(rank));
+  return address;
+}
+
+// st.async (9.7.9.12): 16 or 4 bytes to shared memory of the cluster, which count for the barrier of
+// the same block that is at `barrier` there.
+__device__ inline void StoreAsync(uint32_t to, const float4& value, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+      : "memory");
+}
+__device__ inline void StoreAsync(uint32_t to, float value, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
+               "f"(value), "r"(barrier)
+               : "memory");
+}
+
+// BarrierWait that also sees what other blocks of the cluster stored by StoreAsync.
+__device__ inline void BarrierWaitCluster(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(SharedAddress(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
 // griddepcontrol (9.7.13.14): the next kernel of the stream may start; and wait for the one before.
 __device__ inline void AllowNextKernel() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+// What the kernels of HcPre and HcBoundary get, and the launcher for many tokens.
+namespace lodestone::cuda {
+
+struct HcArgs {
+  const uint16_t* y = nullptr;  // of the sub-layer before; null: the streams stay as they are
+  const float* old_post = nullptr;
+  const float* old_comb = nullptr;
+  int64_t y_stride = 0;
+  int64_t old_post_stride = 0;
+  int64_t old_comb_stride = 0;
+  uint16_t* streams;
+  int64_t token_stride, stream_stride;
+  const float* fn;  // [24, 4 * hidden]
+  const float* base;
+  const float* scale;
+  const uint16_t* norm_weight;
+  float* partial;  // [T, HcTile::kSlices, HcTile::kPaddedSums]; many tokens
+  uint16_t* x;
+  float* post;
+  float* comb;
+  int64_t x_stride, post_stride, comb_stride;
+  int num_tokens, hidden, channels;  // channels: HcSliceChannels
+  int sinkhorn_iters;
+  float rms_eps, hc_eps;
+  float hidden_inverse;  // 1 / hidden
+};
+
+// Two launches for any number of tokens; the same bits as one launch for few.
+void LaunchHcMany(const HcArgs& args, cudaStream_t stream);
+
+}  // namespace lodestone::cuda
