@@ -41,14 +41,17 @@ class StreamReactor final : public grpc::ServerBidiReactor<v1::StreamRequest, v1
         stream_(std::make_shared<TokenStream>([link = back_link_] { link->Notify(); })) {}
 
   void Start() {
-    if (!worker_->OpenStream(id_, stream_)) return EndCall(Leaving());
+    if (!worker_->OpenStream(id_, stream_)) {
+      return EndCall(grpc::Status(grpc::StatusCode::UNAVAILABLE, kLeaving));
+    }
     StartRead(&request_);
   }
 
   void OnReadDone(bool ok) override {
     if (!ok) return EndCall(grpc::Status::OK);
     if (!worker_->NameOnStream(id_, LeasesOf(request_.leases()), LeasesOf(request_.subscribe()))) {
-      return EndCall(Leaving());
+      // Events of the last steps may still be on their way: the call ends after them.
+      return stream_->End(absl::UnavailableError(kLeaving));
     }
     StartRead(&request_);
   }
@@ -89,9 +92,7 @@ class StreamReactor final : public grpc::ServerBidiReactor<v1::StreamRequest, v1
     StreamReactor* reactor_ GUARDED_BY(mutex_);
   };
 
-  static grpc::Status Leaving() {
-    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the decode worker is shutting down");
-  }
+  static constexpr char kLeaving[] = "the decode worker is shutting down";
 
   void WriteNext() {
     const absl::Status status =

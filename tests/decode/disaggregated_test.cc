@@ -187,5 +187,25 @@ TEST_F(DisaggregatedTest, DrainingFinishesWhatRunsAndTakesNothingNew) {
   EXPECT_EQ(decode_.Stop(), absl::OkStatus());
 }
 
+// A router that names a lease after a drained worker has done its last step must not cost the tokens
+// that wait behind a write: here, because the router has not read for a while.
+TEST_F(DisaggregatedTest, TheLastTokensOfADrainedWorkerArriveWhateverIsNamed) {
+  constexpr int32_t kTokens = 1000;
+  SamplingParams sampling = Greedy(kTokens);
+  sampling.top_logprobs = 20;  // more bytes than gRPC holds for a client that does not read
+  ScriptedRequest request(prefill_, decode_, SomePrompt(20, 1), sampling);
+  ASSERT_EQ(request.Reserve(), absl::OkStatus());
+  request.NameEvery(std::chrono::milliseconds(5));
+  request.Subscribe();
+  ASSERT_EQ(request.Run(), absl::OkStatus());
+  decode_.RequestStop();
+  EXPECT_TRUE(Eventually([&] { return decode_.GetStatus().live_leases() == 0; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // and it is named
+  request.ReadToEnd();
+  EXPECT_EQ(request.finish(), FinishReason::kLength);
+  EXPECT_THAT(request.tokens(), SizeIs(kTokens));
+  EXPECT_EQ(decode_.Stop(), absl::OkStatus());
+}
+
 }  // namespace
 }  // namespace lodestone

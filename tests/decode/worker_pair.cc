@@ -100,7 +100,7 @@ void ScriptedRequest::KeepNaming() {
   request.add_leases(lease_);
   std::unique_lock lock(naming_mutex_);
   while (
-      !naming_changed_.wait_for(lock, std::chrono::seconds(1), [this] { return naming_over_; })) {
+      !naming_changed_.wait_for(lock, naming_period_, [this] { return naming_over_; })) {
     if (!stream_->Write(request)) return;
   }
 }

@@ -43,7 +43,8 @@ class Running {
   explicit Running(const Config& config)
       : process_(Process::Start(config).value()),
         thread_([this] { status_ = process_->Run([this] { return stop_.load(); }); }),
-        channel_(grpc::CreateChannel(address(), grpc::InsecureChannelCredentials())) {}
+        channel_(grpc::CreateCustomChannel(address(), grpc::InsecureChannelCredentials(),
+                                           FixedWindow())) {}
   ~Running() { Stop().IgnoreError(); }
 
   void RequestStop() { stop_ = true; }
@@ -65,6 +66,13 @@ class Running {
   const Process& process() const { return *process_; }
 
  private:
+  // 64 KiB may be under way to a client that does not read, however fast it was before.
+  static grpc::ChannelArguments FixedWindow() {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    return arguments;
+  }
+
   std::atomic<bool> stop_{false};
   absl::Status status_;
   const std::unique_ptr<Process> process_;
@@ -85,6 +93,9 @@ class ScriptedRequest {
 
   // The address of the decode worker that prefill is told, if it is not the worker's own.
   void RouteToDecodeVia(const std::string& address) { decode_address_ = address; }
+
+  // How often it names its lease: every second at first. Before Subscribe.
+  void NameEvery(std::chrono::milliseconds period) { naming_period_ = period; }
 
   absl::Status Reserve();
   void Subscribe();    // after Reserve
@@ -122,6 +133,7 @@ class ScriptedRequest {
   absl::Status error_;
   int num_terminal_events_ = 0;
 
+  std::chrono::milliseconds naming_period_{1'000};
   std::mutex naming_mutex_;
   std::condition_variable naming_changed_;
   bool naming_over_ = false;
