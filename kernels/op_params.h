@@ -127,7 +127,8 @@ struct LinearParams {
   TensorView x;            // act [T, groups * k]
   PackedWeight weight;     // [groups * n, k]
   bool round_fp8 = false;  // RoundsProductInputs(numerics); no effect on kBf16 and kF32 weights
-  TensorView out;          // act or f32 [T, groups * n]
+  TensorView scratch = {};  // u8 [LinearScratchBytes(T, groups * k, round_fp8)]
+  TensorView out;           // act or f32 [T, groups * n]
 };
 
 // out = round(weight * x * rsqrt(mean(x^2) + eps)). Spec 7.1. May run in place.

@@ -34,6 +34,7 @@ class Ops {
     HcPre(params.pre, stream);
   }
   virtual void HcHead(const HcHeadParams& params, Stream& stream) const = 0;
+  virtual int64_t LinearScratchBytes(int64_t num_tokens, int64_t k, bool round_fp8) const = 0;
   virtual void Linear(const LinearParams& params, Stream& stream) const = 0;
   virtual void RmsNorm(const RmsNormParams& params, Stream& stream) const = 0;
   virtual void QueryNormRope(const QueryNormRopeParams& params, Stream& stream) const = 0;

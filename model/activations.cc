@@ -36,8 +36,8 @@ class BumpAllocator {
 struct Layout {
   const ModelConfig& config;
   const Ops& ops;
+  const FormatChoice& formats;
   const DType act;
-  const KvFormat kv;
   const PassShape& shape;
   BumpAllocator& memory;
 };
@@ -73,6 +73,9 @@ void LayOutAttention(const Layout& l, Activations& a) {
   const ModelConfig& c = l.config;
   const int64_t tokens = l.shape.num_tokens;
   const int64_t compressed_keys = std::max(c.index_top_k, l.shape.max_visible_dense);
+  const bool rounds = RoundsProductInputs(l.formats.numerics) && IsQuantised(c.dense_format);
+  a.linear_scratch = l.memory.TakeBytes(l.ops.LinearScratchBytes(
+      tokens, std::max({c.hidden_size, c.q_lora_rank, c.output_groups * c.o_lora_rank}), rounds));
   a.query_low_rank = l.memory.Take(l.act, {tokens, c.q_lora_rank});
   a.query = l.memory.Take(l.act, {tokens, c.num_heads, c.head_dim});
   a.window_kv = l.memory.Take(l.act, {tokens, c.head_dim});
@@ -81,7 +84,7 @@ void LayOutAttention(const Layout& l, Activations& a) {
   a.pool_score = l.memory.Take(DType::kF32, {tokens, 2 * c.head_dim});
   LayOutIndexer(l, a);
   a.attention_scratch = l.memory.TakeBytes(
-      l.ops.SparseAttentionScratchBytes(c.window + compressed_keys, c.num_heads, c.head_dim, l.kv));
+      l.ops.SparseAttentionScratchBytes(c.window + compressed_keys, c.num_heads, c.head_dim, l.formats.kv));
   a.attention_out = l.memory.Take(l.act, {tokens, c.num_heads, c.head_dim});
   a.output_low_rank = l.memory.Take(l.act, {tokens, c.output_groups * c.o_lora_rank});
 }
@@ -102,7 +105,7 @@ Activations LayOutActivations(const ModelConfig& config, const Ops& ops,
                               std::byte* workspace) {
   Activations activations;
   BumpAllocator memory(workspace);
-  const Layout layout{config, ops, formats.activation(), formats.kv, shape, memory};
+  const Layout layout{config, ops, formats, formats.activation(), shape, memory};
   LayOutStreams(layout, activations);
   const int64_t shared = memory.offset();
   LayOutAttention(layout, activations);

@@ -30,6 +30,7 @@ struct ForwardPass {
     ops.Linear({.x = TensorView(x.data, x.dtype, {num_tokens(), weight.groups * weight.k}),
                 .weight = weight,
                 .round_fp8 = RoundsProductInputs(formats.numerics),
+                .scratch = act.linear_scratch,
                 .out = TensorView(out.data, out.dtype, {num_tokens(), weight.groups * weight.n})},
                stream);
   }

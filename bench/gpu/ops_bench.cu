@@ -83,17 +83,19 @@ void BenchLinear(int64_t tokens, int64_t n, int64_t k, WeightFormat format, Repo
   const auto x = Filled<uint16_t>(tokens * k, FillKind::kBf16, 1);
   const auto weights = Filled<uint16_t>(variants * bytes / 2 + 1, FillKind::kBf16, 2);
   const DeviceArray<uint16_t> out(static_cast<size_t>(tokens * n));
+  const DeviceArray<uint16_t> rounded(static_cast<size_t>(tokens * k));
+  const bool round = IsQuantised(format);
   const double us = GraphMicroseconds(8, [&](int i, cudaStream_t stream) {
+    if (round) LaunchRoundInputs(x->data(), k, tokens, k, rounded.data(), stream);
     const auto* const values =
         reinterpret_cast<const uint8_t*>(weights->data()) + i % variants * (bytes / 16 * 16);
-    LaunchGemm({.x = x->data(),
+    LaunchGemm({.x = round ? rounded.data() : x->data(),
                 .x_stride = k,
                 .rows = tokens,
                 .weight = {{.values = values, .scales = values + n * k / 2}},
                 .format = format,
                 .n = n,
                 .k = k,
-                .round_fp8 = IsQuantised(format),
                 .out = out.data(),
                 .out_stride = n},
                stream);

@@ -40,6 +40,7 @@ class CpuOps final : public Ops {
     CheckHcHead(params);
     cpu::HcHead(context_, params);
   }
+  int64_t LinearScratchBytes(int64_t, int64_t, bool) const override { return 0; }
   void Linear(const LinearParams& params, Stream& stream) const override {
     CheckLinear(params);
     cpu::Linear(context_, params, stream.pool());

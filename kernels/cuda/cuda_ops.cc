@@ -134,9 +134,18 @@ class CudaOps final : public Ops {
     CheckActivation(params.streams.dtype);
     cuda::LaunchHcHead(params, On(stream));
   }
+  int64_t LinearScratchBytes(int64_t num_tokens, int64_t k, bool round_fp8) const override {
+    return cuda::LinearScratchBytes(num_tokens, k, round_fp8);
+  }
   void Linear(const LinearParams& params, Stream& stream) const override {
     CheckLinear(params);
     CheckActivation(params.x.dtype);
+    const bool round = params.round_fp8 && params.weight.rounds_inputs &&
+                       IsQuantised(params.weight.format);
+    const int64_t needed =
+        cuda::LinearScratchBytes(params.x.shape[0], params.x.shape[1], round);
+    CHECK(needed == 0 || (!params.scratch.empty() && params.scratch.num_bytes() >= needed))
+        << "Linear: scratch is " << params.scratch.ShapeString() << ", want U8[" << needed << "]";
     cuda::LaunchLinear(params, On(stream));
   }
   void RmsNorm(const RmsNormParams& params, Stream& stream) const override {

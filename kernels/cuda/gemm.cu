@@ -17,8 +17,6 @@ void LaunchGemm(const GemmArgs& args, cudaStream_t stream) {
   if (args.rows == 0) return;
   RequireArgument(args.k % 8 == 0 && args.x_stride % 8 == 0, "LaunchGemm",
                   "inputs are not a multiple of 8", args.k);
-  RequireArgument(!(args.round_fp8 && args.grouped), "LaunchGemm",
-                  "a grouped product rounds its inputs", args.parts);
   switch (args.format) {
     case WeightFormat::kBf16: return LaunchGemmOf<WeightFormat::kBf16>(args, stream);
     case WeightFormat::kFp8: return LaunchGemmOf<WeightFormat::kFp8>(args, stream);

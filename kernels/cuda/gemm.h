@@ -8,11 +8,12 @@
 
 // Products out = x weight^T, sums in fp32 (kernels/cuda/gemm.cu). FP8 and FP4 weights stay in memory
 // as the checkpoint has them and are widened to bf16 on their way to the tensor cores, which is
-// exact (three bits of mantissa, scales that are powers of two); so is Q8(x) in bf16.
+// exact (three bits of mantissa, scales that are powers of two); so is Q8(x) in bf16, which
+// LaunchRoundInputs makes ahead of a product that wants it.
 //
 // The value of an output depends on its row of x and its row of the weight only, to the bit: inputs
-// are cut into kSumSlices slices whose length follows from k alone, each is summed in one fixed
-// order, and the slices are added in order. So neither the batch nor the tile matters, and a decode
+// are cut into slices whose number and length follow from the weight's shape alone, each is summed in
+// one fixed order, and the slices are added in order. So neither the batch nor the tile matters, and a decode
 // step gives what a prefill gives; and a matrix gives the same in every form that holds its values.
 namespace lodestone::cuda {
 
@@ -41,7 +42,6 @@ struct GemmArgs {
   bool grouped = false;
   int64_t n = 0;
   int64_t k = 0;  // a multiple of 8; of 32 under kFp4
-  bool round_fp8 = false;  // x passes through Q8 in groups of 128 inputs first; not with `grouped`
   void* out = nullptr;
   int64_t out_stride = 0;  // elements
   bool out_f32 = false;    // else bf16
@@ -55,11 +55,23 @@ struct GemmArgs {
   int tile_rows = 0;
   int64_t expert_stride = 0;
   int num_experts = 0;
+  bool of_experts = false;  // of these, or of the shared one by itself: the same slices
   GemmWeight shared_weight[2] = {};  // where tiles name the shared expert; of the same format
   const int32_t* x_rows = nullptr;   // null: row r itself
 };
 void LaunchGemm(const GemmArgs& args, cudaStream_t stream);
 
-inline constexpr int kSumSlices = 8;
+// out [rows, k] = Q8(x) in groups of 128 inputs (spec 4.2), in bf16: exact.
+void LaunchRoundInputs(const uint16_t* x, int64_t x_stride, int64_t rows, int64_t k, uint16_t* out,
+                       cudaStream_t stream);
+
+// Slices of the inputs, one a warp where there are few rows: more where sums are long and there are
+// too few outputs for the blocks of a processor to hide each other's loads.
+inline constexpr int kFewSlices = 8;
+inline constexpr int kManySlices = 16;
+inline int NumSumSlices(const GemmArgs& args) {
+  const bool many = args.k >= 2048 && args.n * args.parts <= 4096 && !args.of_experts;
+  return many ? kManySlices : kFewSlices;
+}
 
 }  // namespace lodestone::cuda

@@ -2,7 +2,8 @@
 // expert being the last with every token; both gate products of all experts are one launch of
 // gemm.h over the tiles of slots, then the activation, then w2, then every token adds its slots in
 // ascending order of experts. Where the shared expert is stored in another format than the routed
-// ones, its products are launches of their own. kBlockTokens tokens at a time, so that scratch does not grow with the
+// ones, its products are launches of their own. Inputs that products round to FP8 are rounded once:
+// those of the block ahead, those of w2 by the activation. kBlockTokens tokens at a time, so that scratch does not grow with the
 // batch. Bound by the bytes of the chosen experts' weights for few tokens, else by the tensor cores.
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/numeric.cuh"
+#include "kernels/cuda/device/round_inputs.cuh"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/op_launchers.h"
@@ -35,6 +37,7 @@ struct Scratch {
   int32_t* token_slots;  // [tokens, chosen + 1]  in ascending order of experts
   int32_t* num_tiles;
   ExpertTile* tiles;
+  uint16_t* rounded;  // [tokens, hidden]  Q8(x)
   uint16_t* gate_up;  // [slots, 2 * width]; then the experts' results [slots, hidden]
   uint16_t* inner;    // [slots, width]
   int64_t num_bytes;
@@ -60,6 +63,7 @@ Scratch Carve(const Sizes& sizes, uint8_t* base) {
   take(scratch.token_slots, sizes.slots());
   take(scratch.num_tiles, 1);
   take(scratch.tiles, sizes.max_tiles(kMinTileRows));
+  take(scratch.rounded, sizes.tokens * sizes.hidden);
   take(scratch.gate_up, sizes.slots() * std::max(2 * sizes.width, sizes.hidden));
   take(scratch.inner, sizes.slots() * sizes.width);
   scratch.num_bytes = at;
@@ -170,24 +174,43 @@ struct ActivateArgs {
   const uint16_t* gate_up;
   const float* slot_weight;
   uint16_t* inner;
-  int64_t num_elements;  // slots * width
+  int64_t slots, routed_slots;
   int width;
   float limit;
+  bool round_routed, round_shared;  // Q8 of the result, for the product with w2
 };
 
-// inner = round(silu(min(gate, limit)) * clamp(up) * weight); a NaN stays NaN.
+__device__ inline float Activate(uint16_t gate_bits, uint16_t up_bits, float weight, float limit) {
+  float gate = Bf16ToFloat(gate_bits);
+  float up = Bf16ToFloat(up_bits);
+  gate = gate > limit ? limit : gate;
+  up = up > limit ? limit : (up < -limit ? -limit : up);
+  const float silu = gate / (1.0f + expf(-gate));
+  return silu * up * weight;
+}
+
+// inner = round(silu(min(gate, limit)) * clamp(up) * weight); a NaN stays NaN. A warp has one group of
+// kRoundedGroup channels of a slot, four a lane.
 __global__ void ActivateKernel(const __grid_constant__ ActivateArgs args) {
   WaitForPreviousKernel();
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= args.num_elements) return;
-  const int64_t slot = i / args.width;
-  const int64_t at = slot * 2 * args.width + i % args.width;
-  float gate = Bf16ToFloat(args.gate_up[at]);
-  float up = Bf16ToFloat(args.gate_up[at + args.width]);
-  gate = gate > args.limit ? args.limit : gate;
-  up = up > args.limit ? args.limit : (up < -args.limit ? -args.limit : up);
-  const float silu = gate / (1.0f + expf(-gate));
-  args.inner[i] = FloatToBf16(silu * up * args.slot_weight[slot]);
+  const int64_t groups = NumRoundedGroups(args.width);
+  const int64_t group = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  const int64_t slot = group / groups;
+  if (slot >= args.slots) return;
+  const int64_t channel = group % groups * kRoundedGroup + 4 * (threadIdx.x % 32);
+  uint2 words = {0, 0};
+  if (channel < args.width) {
+    const uint16_t* const gate = args.gate_up + slot * 2 * args.width + channel;
+    const float weight = args.slot_weight[slot];
+    const auto value = [&](int i) {
+      return Activate(gate[i], gate[args.width + i], weight, args.limit);
+    };
+    words = {PackBf16(value(0), value(1)), PackBf16(value(2), value(3))};
+  }
+  if (slot < args.routed_slots ? args.round_routed : args.round_shared) words = RoundGroup(words);
+  if (channel < args.width) {
+    *reinterpret_cast<uint2*>(args.inner + slot * args.width + channel) = words;
+  }
 }
 
 struct CombineArgs {
@@ -257,6 +280,10 @@ struct Block {
   }
   int64_t slots() const { return sizes.tokens * count(); }
   int64_t routed_slots() const { return sizes.tokens * sizes.chosen; }
+  bool round_routed() const { return p.round_fp8 && IsQuantised(p.routed[0].w1.format); }
+  bool round_shared() const {
+    return p.round_fp8 && p.shared != nullptr && IsQuantised(p.shared->w1.format);
+  }
 };
 
 void LaunchSort(const Block& block) {
@@ -275,16 +302,22 @@ void LaunchSort(const Block& block) {
 
 using ExpertMatrix = PackedWeight ExpertWeights::*;
 
-// One product of every slot with the matrices `of` its expert; `product` has inputs and output. The
-// inputs of slots are the slots' own rows, or with `of_tokens` those of their tokens.
-void LaunchProducts(const Block& block, GemmArgs product,
-                    std::initializer_list<ExpertMatrix> of, bool of_tokens) {
+// The block's tokens, as they are or rounded.
+void SetInputs(const Block& block, bool rounded, GemmArgs& product) {
+  product.x = rounded ? block.scratch.rounded : block.p.x.row<uint16_t>(block.first);
+  product.x_stride = rounded ? block.sizes.hidden : block.p.x.strides[0];
+}
+
+// One product of every slot with the matrices `of` its expert; `product` has output and inputs: the
+// slots' own rows, or with `of_tokens`, which needs none, those of their tokens.
+void LaunchProducts(const Block& block, GemmArgs product, std::initializer_list<ExpertMatrix> of,
+                    bool of_tokens) {
   const ExpertWeights& routed = block.p.routed[0];
   const bool is_apart = block.shared == SharedSlots::kApart;
   const ExpertWeights& shared = block.shared == SharedSlots::kInTiles ? *block.p.shared : routed;
   const MatrixSpec& spec = routed.**of.begin();
-  const bool round = block.p.round_fp8;
   product.parts = static_cast<int>(of.size());
+  product.of_experts = true;
   product.n = spec.n;
   product.k = spec.k;
   product.out_stride = product.parts * product.n;
@@ -298,7 +331,7 @@ void LaunchProducts(const Block& block, GemmArgs product,
   }
   product.rows = block.slots();
   product.format = spec.format;
-  product.round_fp8 = round && IsQuantised(spec.format);
+  if (of_tokens) SetInputs(block, block.round_routed(), product);
   product.tiles = block.scratch.tiles;
   product.num_tiles = block.scratch.num_tiles;
   product.max_tiles = block.sizes.max_tiles(block.tile_rows);
@@ -310,29 +343,38 @@ void LaunchProducts(const Block& block, GemmArgs product,
   if (!is_apart) return;
   apart.rows = block.sizes.tokens;
   apart.format = (block.p.shared->**of.begin()).format;
-  apart.round_fp8 = round && IsQuantised(apart.format);
+  if (of_tokens) SetInputs(block, block.round_shared(), apart);
   if (!of_tokens) apart.x += block.routed_slots() * apart.x_stride;
   apart.out = static_cast<uint16_t*>(apart.out) + block.routed_slots() * apart.out_stride;
   LaunchGemm(apart, block.stream);
+}
+
+void LaunchActivate(const Block& block) {
+  const int64_t warps = block.slots() * NumRoundedGroups(block.sizes.width);
+  LaunchOverlapped(ActivateKernel,
+                   {.blocks = (warps * 32 + kThreads - 1) / kThreads, .threads = kThreads},
+                   block.stream,
+                   ActivateArgs{.gate_up = block.scratch.gate_up,
+                                .slot_weight = block.scratch.slot_weight,
+                                .inner = block.scratch.inner,
+                                .slots = block.slots(),
+                                .routed_slots = block.routed_slots(),
+                                .width = static_cast<int>(block.sizes.width),
+                                .limit = block.p.limit,
+                                .round_routed = block.round_routed(),
+                                .round_shared = block.round_shared()});
 }
 
 void LaunchBlock(const Block& block) {
   const Scratch& scratch = block.scratch;
   const Sizes& sizes = block.sizes;
   LaunchSort(block);
-  LaunchProducts(block,
-                 {.x = block.p.x.row<uint16_t>(block.first),
-                  .x_stride = block.p.x.strides[0],
-                  .out = scratch.gate_up},
-                 {&ExpertWeights::w1, &ExpertWeights::w3}, true);
-  LaunchElements(ActivateKernel,
-                 ActivateArgs{.gate_up = scratch.gate_up,
-                              .slot_weight = scratch.slot_weight,
-                              .inner = scratch.inner,
-                              .num_elements = block.slots() * sizes.width,
-                              .width = static_cast<int>(sizes.width),
-                              .limit = block.p.limit},
-                 block.stream);
+  if (block.round_routed() || block.round_shared()) {
+    LaunchRoundInputs(block.p.x.row<uint16_t>(block.first), block.p.x.strides[0], sizes.tokens,
+                      sizes.hidden, scratch.rounded, block.stream);
+  }
+  LaunchProducts(block, {.out = scratch.gate_up}, {&ExpertWeights::w1, &ExpertWeights::w3}, true);
+  LaunchActivate(block);
   LaunchProducts(block,
                  {.x = scratch.inner, .x_stride = sizes.width, .out = scratch.gate_up},
                  {&ExpertWeights::w2}, false);

@@ -151,7 +151,7 @@ __device__ void ScoreShare(const MoeRouteArgs& args, int64_t first_token, const 
   constexpr int kTokens = RouteShared<kCluster>::kTokens;
   const cg::cluster_group cluster = cg::this_cluster();
   for (int first = share.begin; first < share.end; first += Tile::kColumns) {
-    SumSlice<false>(
+    SumSlice(
         [&](int row) -> const uint16_t* {
           const int64_t token = first_token + row;
           return token < args.num_tokens ? args.x + token * args.x_stride : nullptr;
@@ -162,7 +162,7 @@ __device__ void ScoreShare(const MoeRouteArgs& args, int64_t first_token, const 
             .scales = nullptr,
             .first = first,
             .k = args.hidden},
-        share.end - first, nullptr, shared.tile);
+        share.end - first, shared.tile);
     __syncthreads();
     if (first == share.begin) ClusterWait();  // the others' shared memory exists
     for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * Tile::kColumns;

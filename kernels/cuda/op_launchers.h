@@ -32,6 +32,7 @@ void LaunchAttentionRows(const AttentionRowsParams& params, cudaStream_t stream)
 void LaunchQueryRows(const QueryRowsParams& params, cudaStream_t stream);
 void LaunchIndexQuery(const IndexQueryParams& params, cudaStream_t stream);
 
+int64_t LinearScratchBytes(int64_t num_tokens, int64_t k, bool round_fp8);
 void LaunchLinear(const LinearParams& params, cudaStream_t stream);
 void LaunchMoeRoute(const MoeRouteParams& params, cudaStream_t stream);
 int64_t MoeExpertsScratchBytes(int64_t num_tokens, int64_t experts_per_token, int64_t hidden,

@@ -33,6 +33,7 @@ class ReferenceOps final : public Ops {
     CheckHcHead(params);
     reference::HcHead(params);
   }
+  int64_t LinearScratchBytes(int64_t, int64_t, bool) const override { return 0; }
   void Linear(const LinearParams& params, Stream&) const override {
     CheckLinear(params);
     reference::Linear(params);

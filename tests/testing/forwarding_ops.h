@@ -32,6 +32,9 @@ class ForwardingOps : public Ops {
   void HcHead(const HcHeadParams& params, Stream& stream) const override {
     inner_.HcHead(params, stream);
   }
+  int64_t LinearScratchBytes(int64_t num_tokens, int64_t k, bool round_fp8) const override {
+    return inner_.LinearScratchBytes(num_tokens, k, round_fp8);
+  }
   void Linear(const LinearParams& params, Stream& stream) const override {
     inner_.Linear(params, stream);
   }

@@ -11,19 +11,17 @@
 // instantiation each.
 namespace lodestone::cuda {
 
-template <WeightFormat kFormat, bool kRound, int kRowTiles, int kColumnTiles>
-__global__ void __launch_bounds__(32 * kSumSlices)
+template <WeightFormat kFormat, int kRowTiles, int kColumnTiles, int kSlices>
+__global__ void __launch_bounds__(32 * kSlices)
     NarrowGemmKernel(const __grid_constant__ GemmParams params) {
-  using Tile = NarrowTile<kRowTiles, kColumnTiles>;
+  using Tile = NarrowTile<kRowTiles, kColumnTiles, kSlices>;
   extern __shared__ __align__(16) uint8_t smem[];
   auto& tile = *reinterpret_cast<Tile*>(smem);
   WaitForPreviousKernel();
   TileWork work;
   if (!FindWork(params, Tile::kRows, Tile::kColumns, &work)) return;
   const auto row_of = [&](int row) { return RowAddress(params.args, work, row); };
-  uint8_t* const scales = smem + sizeof(Tile);
-  if constexpr (kRound) FindScales(row_of, Tile::kRows, static_cast<int>(params.args.k), scales);
-  SumSlice<kRound>(row_of, WeightRowsOf<kFormat>(params.args, work), work.columns, scales, tile);
+  SumSlice(row_of, WeightRowsOf<kFormat>(params.args, work), work.columns, tile);
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * Tile::kColumns;
        i += Tile::kThreads) {
@@ -43,7 +41,8 @@ void LaunchTiles(Kernel kernel, const GemmArgs& args, int tile_rows, int tile_co
   const int64_t column_tiles = (args.n + tile_columns - 1) / tile_columns;
   const GemmParams params = {.args = args,
                              .row_tiles = static_cast<int>(row_tiles),
-                             .column_tiles = static_cast<int>(column_tiles)};
+                             .column_tiles = static_cast<int>(column_tiles),
+                             .slices = NumSumSlices(args)};
   CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
   LaunchOverlapped(kernel, {.blocks = row_tiles * column_tiles * args.parts,
@@ -52,47 +51,37 @@ void LaunchTiles(Kernel kernel, const GemmArgs& args, int tile_rows, int tile_co
                    stream, params);
 }
 
-inline int ScaleBytes(const GemmArgs& args, int rows) {
-  return args.round_fp8 ? rows * NumRoundedGroups(args.k) : 0;
-}
-
-template <WeightFormat kFormat, bool kRound, int kRowTiles, int kColumnTiles>
+template <WeightFormat kFormat, int kRowTiles, int kColumnTiles, int kSlices>
 void LaunchNarrow(const GemmArgs& args, cudaStream_t stream) {
-  using Tile = NarrowTile<kRowTiles, kColumnTiles>;
-  LaunchTiles(NarrowGemmKernel<kFormat, kRound, kRowTiles, kColumnTiles>, args, Tile::kRows, Tile::kColumns,
-              Tile::kThreads, static_cast<int>(sizeof(Tile)) + ScaleBytes(args, Tile::kRows),
-              stream);
+  using Tile = NarrowTile<kRowTiles, kColumnTiles, kSlices>;
+  LaunchTiles(NarrowGemmKernel<kFormat, kRowTiles, kColumnTiles, kSlices>, args, Tile::kRows,
+              Tile::kColumns, Tile::kThreads, static_cast<int>(sizeof(Tile)), stream);
 }
 
 // Narrow columns where there are few outputs, so that there is a block for every processor.
-template <WeightFormat kFormat, bool kRound, int kRowTiles>
+template <WeightFormat kFormat, int kRowTiles>
 void LaunchNarrowRows(const GemmArgs& args, cudaStream_t stream) {
   const int64_t outputs = args.n * args.parts * (args.tiles != nullptr ? 4 : 1);
-  if (outputs >= 4096) return LaunchNarrow<kFormat, kRound, kRowTiles, 4>(args, stream);
-  LaunchNarrow<kFormat, kRound, kRowTiles, 1>(args, stream);
-}
-
-template <WeightFormat kFormat, bool kRound>
-void LaunchRows(const GemmArgs& args, cudaStream_t stream) {
-  const int64_t rows = args.tiles != nullptr ? args.tile_rows : args.rows;
-  if (rows <= 16) return LaunchNarrowRows<kFormat, kRound, 1>(args, stream);
-  if (rows <= 32) return LaunchNarrowRows<kFormat, kRound, 2>(args, stream);
-  if (rows <= 64) return LaunchNarrowRows<kFormat, kRound, 4>(args, stream);
-  const int64_t weight_scales =
-      IsQuantised(kFormat) ? WideTile::kColumns * ScaleColumns(kFormat, args.k) : 0;
-  LaunchTiles(WideGemmKernel<kFormat, kRound>, args, WideTile::kRows, WideTile::kColumns,
-              WideTile::kThreads,
-              static_cast<int>(sizeof(WideShared<kFormat>) + weight_scales) +
-                  ScaleBytes(args, WideTile::kRows),
-              stream);
+  const bool many_slices = NumSumSlices(args) == kManySlices;
+  if (outputs >= 4096) {
+    if (many_slices) return LaunchNarrow<kFormat, kRowTiles, 4, kManySlices>(args, stream);
+    return LaunchNarrow<kFormat, kRowTiles, 4, kFewSlices>(args, stream);
+  }
+  if (many_slices) return LaunchNarrow<kFormat, kRowTiles, 1, kManySlices>(args, stream);
+  LaunchNarrow<kFormat, kRowTiles, 1, kFewSlices>(args, stream);
 }
 
 template <WeightFormat kFormat>
 void LaunchGemmOf(const GemmArgs& args, cudaStream_t stream) {
-  if constexpr (IsQuantised(kFormat)) {
-    if (args.round_fp8) return LaunchRows<kFormat, true>(args, stream);
-  }
-  LaunchRows<kFormat, false>(args, stream);
+  const int64_t rows = args.tiles != nullptr ? args.tile_rows : args.rows;
+  if (rows <= 16) return LaunchNarrowRows<kFormat, 1>(args, stream);
+  if (rows <= 32) return LaunchNarrowRows<kFormat, 2>(args, stream);
+  if (rows <= 64) return LaunchNarrowRows<kFormat, 4>(args, stream);
+  const int64_t weight_scales =
+      IsQuantised(kFormat) ? WideTile::kColumns * ScaleColumns(kFormat, args.k) : 0;
+  LaunchTiles(WideGemmKernel<kFormat>, args, WideTile::kRows, WideTile::kColumns,
+              WideTile::kThreads,
+              static_cast<int>(sizeof(WideShared<kFormat>) + weight_scales), stream);
 }
 
 }  // namespace lodestone::cuda

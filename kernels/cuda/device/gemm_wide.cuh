@@ -67,8 +67,6 @@ using WideSums = float[WideTile::kRowTiles][WideTile::kColumnTiles][4];
 
 // The E8M0 codes of a block, in shared memory behind WideShared.
 struct WideScales {
-  const uint8_t* x;       // [rows][num_groups], if the inputs are rounded
-  int num_groups;         // of kRoundedGroup inputs
   const uint8_t* weight;  // [weight_groups][columns], if the weights are quantised
   int weight_groups;      // ScaleColumns
 };
@@ -87,11 +85,10 @@ __device__ void LoadWeightScales(const WeightRows<kFormat>& rows, int columns, u
   }
 }
 
-template <WeightFormat kFormat, bool kRound>
+template <WeightFormat kFormat>
 __device__ void MultiplyStage(const WideShared<kFormat>& shared, int stage, int first_input,
                               const WideScales& scales, WideSums& acc) {
   constexpr int kWordBytes = sizeof(WeightWordsOf<kFormat>);
-  const uint8_t* const x_scales = scales.x + first_input / kRoundedGroup;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int first_row = warp / 4 * WideTile::kWarpRows + lane / 4;
@@ -116,12 +113,8 @@ __device__ void MultiplyStage(const WideShared<kFormat>& shared, int stage, int 
 #pragma unroll
     for (int i = 0; i < WideTile::kRowTiles; ++i) {
       const int row = first_row + 16 * i;
-      uint4 a = shared.x[stage][row][ChunkPlace<16>(row, chunk)];
-      uint4 a8 = shared.x[stage][row + 8][ChunkPlace<16>(row, chunk)];
-      if constexpr (kRound) {
-        a = RoundWords(a, x_scales[row * scales.num_groups]);
-        a8 = RoundWords(a8, x_scales[(row + 8) * scales.num_groups]);
-      }
+      const uint4 a = shared.x[stage][row][ChunkPlace<16>(row, chunk)];
+      const uint4 a8 = shared.x[stage][row + 8][ChunkPlace<16>(row, chunk)];
 #pragma unroll
       for (int j = 0; j < WideTile::kColumnTiles; ++j) MultiplyTile32(acc[i][j], a, a8, b[j]);
     }
@@ -162,7 +155,7 @@ __device__ inline void StoreSums(const GemmArgs& args, const TileWork& work, con
   }
 }
 
-template <WeightFormat kFormat, bool kRound>
+template <WeightFormat kFormat>
 __global__ void __launch_bounds__(WideTile::kThreads, 1)
     WideGemmKernel(const __grid_constant__ GemmParams params) {
   extern __shared__ __align__(16) uint8_t smem[];
@@ -182,17 +175,11 @@ __global__ void __launch_bounds__(WideTile::kThreads, 1)
   for (int stage = 0; stage < WideTile::kStages - 1; ++stage) {
     LoadStage(rows, stage * WideTile::kInputs, k, stage, shared);
   }
-  uint8_t* const x_scales = smem + sizeof(WideShared<kFormat>);
-  const int num_groups = kRound ? NumRoundedGroups(k) : 0;
-  uint8_t* const weight_scales = x_scales + WideTile::kRows * num_groups;
-  const WideScales scales = {x_scales, num_groups, weight_scales,
-                             static_cast<int>(ScaleColumns(kFormat, k))};
+  uint8_t* const weight_scales = smem + sizeof(WideShared<kFormat>);
+  const WideScales scales = {weight_scales, static_cast<int>(ScaleColumns(kFormat, k))};
   if constexpr (IsQuantised(kFormat)) LoadWeightScales(weight, work.columns, weight_scales);
-  if constexpr (kRound) {
-    FindScales([&](int row) { return RowAddress(args, work, row); }, WideTile::kRows, k, x_scales);
-  }
   const int num_stages = (k + WideTile::kInputs - 1) / WideTile::kInputs;
-  const int slice_stages = SliceInputs(k) / WideTile::kInputs;
+  const int slice_stages = SliceInputs(k, params.slices) / WideTile::kInputs;
   WideSums acc = {};
   WideSums total = {};
   for (int stage = 0; stage < num_stages; ++stage) {
@@ -200,7 +187,7 @@ __global__ void __launch_bounds__(WideTile::kThreads, 1)
     __syncthreads();
     const int next = stage + WideTile::kStages - 1;
     LoadStage(rows, next * WideTile::kInputs, k, next % WideTile::kStages, shared);
-    MultiplyStage<kFormat, kRound>(shared, stage % WideTile::kStages, stage * WideTile::kInputs,
+    MultiplyStage<kFormat>(shared, stage % WideTile::kStages, stage * WideTile::kInputs,
                                    scales, acc);
     if ((stage + 1) % slice_stages == 0 || stage + 1 == num_stages) EndSlice(acc, total);
   }

@@ -13,6 +13,7 @@ struct GemmParams {
   GemmArgs args;
   int row_tiles;     // of the output, at most; the fastest index of the blocks
   int column_tiles;  // of one part
+  int slices;        // NumSumSlices
 };
 
 // One block's work.

@@ -265,14 +265,20 @@ class MirrorOps final : public Ops {
     copies.Write(p.x);
     Run(copies, [&](Stream& stream) { inner_.HcHead(p, stream); });
   }
+  int64_t LinearScratchBytes(int64_t num_tokens, int64_t k, bool round_fp8) const override {
+    return inner_.LinearScratchBytes(num_tokens, k, round_fp8);
+  }
   void Linear(const LinearParams& params, Stream& host) const override {
     if (IsF32(params.x) || params.weight.format == WeightFormat::kF32 || params.weight.k % 8 != 0) {
       return host_->Linear(params, host);
     }
     LinearParams p = params;
+    HostScratch scratch(inner_.LinearScratchBytes(p.x.shape[0], p.x.shape[1], p.round_fp8));
+    p.scratch = scratch.view;
     Copies copies(*machine_);
     copies.Read(p.x);
     copies.Read(p.weight);
+    copies.Write(p.scratch);
     copies.Write(p.out);
     Run(copies, [&](Stream& stream) { inner_.Linear(p, stream); });
   }
