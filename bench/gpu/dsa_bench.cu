@@ -224,7 +224,7 @@ void BenchAttention(const DeviceArray<uint8_t>& pool, int64_t tokens, int64_t he
       .head_dim = kDims,
       .max_keys = kWindow + k,
       .out = out.data()};
-  const SparseAttentionTile tile = ChooseSparseAttentionTile(args, false);
+  const SparseAttentionTile tile = ChooseSparseAttentionTile(args);
   const DeviceArray<uint8_t> scratch(
       static_cast<size_t>(SparseAttentionScratchBytes(tokens, heads, kDims, tile)));
   args.scratch = scratch.data();

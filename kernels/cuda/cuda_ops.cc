@@ -281,7 +281,8 @@ int64_t CudaOps::SparseAttentionScratchBytes(int64_t max_keys, int64_t num_heads
   // A block table's last page may add entries that nothing sees yet.
   const cuda::SparseAttentionTile tile = {
       .path = cuda::AttentionPath::kTensorCore,
-      .split = cuda::ChooseAttentionSplits(1, num_heads, max_keys + kDensePageEntries, 1, true)};
+      .split = cuda::ChooseAttentionSplits(max_keys + kDensePageEntries),
+      .cluster = {}};
   return cuda::SparseAttentionScratchBytes(kAttentionSliceTokens, num_heads, head_dim, tile);
 }
 
@@ -289,7 +290,7 @@ void CudaOps::SparseAttention(const SparseAttentionParams& params, Stream& strea
   CheckSparseAttention(params);
   CheckActivation(params.q.dtype);
   cuda::SparseAttentionArgs args = AttentionArgsOf(params);
-  const cuda::SparseAttentionTile tile = cuda::ChooseSparseAttentionTile(args, true);
+  const cuda::SparseAttentionTile tile = cuda::ChooseSparseAttentionTile(args);
   args.scratch = params.scratch.data;
   const int64_t num_tokens = args.num_tokens;
   const bool whole = tile.split.splits == 1;

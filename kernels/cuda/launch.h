@@ -42,4 +42,21 @@ void LaunchOverlapped(void (*kernel)(Params...), const LaunchShape& shape, cudaS
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
 }
 
+// How many clusters of this shape run at once.
+template <typename... Params>
+int MaxActiveClusters(void (*kernel)(Params...), const LaunchShape& shape) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  const cudaLaunchConfig_t config = {.gridDim = dim3(static_cast<unsigned>(shape.blocks)),
+                                     .blockDim = dim3(static_cast<unsigned>(shape.threads)),
+                                     .dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes),
+                                     .stream = nullptr,
+                                     .attrs = &attribute,
+                                     .numAttrs = 1};
+  int count = 0;
+  CUDA_CHECK(cudaOccupancyMaxActiveClusters(&count, kernel, &config));
+  return count;
+}
+
 }  // namespace lodestone::cuda

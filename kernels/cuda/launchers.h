@@ -109,7 +109,7 @@ struct SparseAttentionArgs {
 };
 void LaunchSparseAttention(const SparseAttentionArgs& args, const SparseAttentionTile& tile,
                            cudaStream_t stream);
-// The tile for the current device: kTensorCore where the device and shape allow it.
-SparseAttentionTile ChooseSparseAttentionTile(const SparseAttentionArgs& args, bool deterministic);
+// The tile for the current device; a token's result does not depend on which other tokens there are.
+SparseAttentionTile ChooseSparseAttentionTile(const SparseAttentionArgs& args);
 
 }  // namespace lodestone::cuda

@@ -8,7 +8,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/attention_keys.cuh"
 #include "kernels/cuda/device/numeric.cuh"
-#include "kernels/cuda/launchers.h"
+#include "kernels/cuda/sparse_attention.h"
 
 namespace lodestone::cuda {
 namespace {

@@ -56,15 +56,27 @@ int ChooseHcTokens(int64_t num_tokens, bool clusters) {
   return clusters && tokens <= kMaxTokens ? static_cast<int>(tokens) : 0;
 }
 
-AttentionSplits ChooseAttentionSplits(int64_t num_tokens, int64_t num_heads, int64_t max_keys,
-                                      int num_processors, bool deterministic) {
-  constexpr int64_t kFixedSteps = 16;
+AttentionSplits ChooseAttentionSplits(int64_t max_keys) {
+  constexpr int64_t kStepsPerSplit = 18;  // 1,152 keys: a window of 128 and top-k 1,024
   const int64_t steps = std::max<int64_t>(CeilDiv(max_keys, kAttentionKeys), 1);
-  const int64_t blocks = std::max<int64_t>(num_tokens * CeilDiv(num_heads, kAttentionHeads), 1);
-  const int64_t wanted = std::clamp<int64_t>(num_processors / blocks, 1, steps);
-  const int64_t steps_per_split = deterministic ? kFixedSteps : CeilDiv(steps, wanted);
-  return {.splits = static_cast<int>(CeilDiv(steps, steps_per_split)),
-          .steps_per_split = static_cast<int>(steps_per_split)};
+  return {.splits = static_cast<int>(CeilDiv(steps, kStepsPerSplit)),
+          .steps_per_split = static_cast<int>(kStepsPerSplit)};
+}
+
+ClusterShape ChooseAttentionCluster(int64_t num_tokens, int64_t num_heads, int64_t max_keys,
+                                    const MaxClusters& max_clusters) {
+  const struct {
+    ClusterShape shape;
+    int max;
+  } choices[] = {{{16, 16}, max_clusters.of16}, {{16, 8}, max_clusters.of8},
+                 {{32, 16}, max_clusters.of16}, {{32, 8}, max_clusters.of8},
+                 {{64, 16}, max_clusters.of16}, {{64, 8}, max_clusters.of8}};
+  const int64_t steps = CeilDiv(max_keys, kAttentionKeys);
+  for (const auto& [shape, max] : choices) {
+    const int64_t clusters = num_tokens * CeilDiv(num_heads, shape.heads);
+    if (steps <= MaxClusterSteps(shape) && clusters <= max) return shape;
+  }
+  return {};
 }
 
 int64_t SparseAttentionScratchBytes(int64_t num_tokens, int64_t num_heads, int64_t head_dim,

@@ -29,28 +29,47 @@ int64_t ScoreRows(int64_t num_tokens, int64_t max_visible);
 // Its bytes: never more than kMaxScoreBytes (or one row), nor more for fewer tokens or entries.
 int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible);
 
-// Tokens that one cluster mixes the streams of (hyper_connection.cu); 0: blocks that stay and scratch.
-// `clusters`: the device has clusters of 16 blocks.
+// Tokens that one cluster mixes the streams of (hyper_connection.cu); 0: blocks that stay and
+// scratch. `clusters`: the device has clusters of 16 blocks.
 int ChooseHcTokens(int64_t num_tokens, bool clusters);
 
-// kTensorCore needs sm_90a, bf16 latents, d = 512 and r_d = 64. Keys are attended to 64 a step.
-// Each split of a token's steps is a thread block of its own; a second kernel joins them.
-enum class AttentionPath : uint8_t { kPortable, kTensorCore };
+// kTensorCore and kCluster need sm_90a, bf16 latents, d = 512 and r_d = 64. Keys are attended to 64
+// a step. Both give the same bits, which do not depend on the other tokens of the batch.
+//   kTensorCore: a split of a token's steps is work of one thread block; of several splits a second
+//     kernel makes one. The length of a split is fixed.
+//   kCluster: a cluster of thread blocks for some heads of one token. For few tokens.
+enum class AttentionPath : uint8_t { kPortable, kTensorCore, kCluster };
 struct AttentionSplits {
   int splits = 1;
   int steps_per_split = 1;
 };
+struct ClusterShape {
+  int heads = 0;   // 16, 32 or 64; 0: no cluster
+  int blocks = 0;  // 8 or 16
+};
 struct SparseAttentionTile {
   AttentionPath path = AttentionPath::kPortable;
   AttentionSplits split;  // kTensorCore only
+  ClusterShape cluster;   // kCluster only
 };
 inline constexpr int kAttentionKeys = 64;   // keys of one step
 inline constexpr int kAttentionHeads = 64;  // heads of one thread block
+// Steps that fit the shared memory of a cluster's blocks.
+constexpr int MaxClusterSteps(const ClusterShape& shape) {
+  if (shape.blocks == 8) return 11;
+  return shape.heads == 64 ? 16 : 18;
+}
 
-// Splits that fill the processors. With `deterministic` a split is a fixed number of steps, so that
-// a token's result does not depend on the other tokens of the batch.
-AttentionSplits ChooseAttentionSplits(int64_t num_tokens, int64_t num_heads, int64_t max_keys,
-                                      int num_processors, bool deterministic);
+AttentionSplits ChooseAttentionSplits(int64_t max_keys);
+// Clusters of so many thread blocks that run at once.
+struct MaxClusters {
+  int of16 = 0;
+  int of8 = 0;
+};
+// The cluster with the fewest heads with which all clusters of the launch run at once; of several
+// the one with the most blocks. 0 heads where none does.
+ClusterShape ChooseAttentionCluster(int64_t num_tokens, int64_t num_heads, int64_t max_keys,
+                                    const MaxClusters& max_clusters);
 int64_t SparseAttentionScratchBytes(int64_t num_tokens, int64_t num_heads, int64_t head_dim,
                                     const SparseAttentionTile& tile);
 

@@ -24,7 +24,11 @@ std::vector<uint16_t> Compute(AttentionCase& input, const SparseAttentionTile& t
 
 SparseAttentionTile TensorCore(int splits, int steps_per_split) {
   return {.path = AttentionPath::kTensorCore,
-          .split = {.splits = splits, .steps_per_split = steps_per_split}};
+          .split = {.splits = splits, .steps_per_split = steps_per_split},
+          .cluster = {}};
+}
+SparseAttentionTile Cluster(int heads, int blocks) {
+  return {.path = AttentionPath::kCluster, .split = {}, .cluster = {heads, blocks}};
 }
 
 // Probabilities are rounded to bf16 relative to the largest score so far, the reference's relative
@@ -68,32 +72,37 @@ const std::vector<SeqPart> kDecode = {{0, 1},   {1, 1},   {63, 1},   {126, 1},  
                                       {128, 1}, {255, 1}, {1023, 1}, {2047, 1}, {3000, 1}};
 const std::vector<SeqPart> kPrefill = {{0, 5}, {120, 12}, {500, 3}, {2100, 4}};
 const SparseAttentionTile kPortable = {};
+constexpr ClusterShape kClusters[] = {{16, 16}, {32, 16}, {64, 16}, {16, 8}, {32, 8}, {64, 8}};
 
 TEST(SparseAttentionTest, DecodeMatchesReference) {
   for (int64_t ratio : {0, 4, 128}) {
-    ExpectMatchesReference(kDecode, {.ratio = ratio},
-                           {kPortable, TensorCore(1, 64), TensorCore(3, 4), TensorCore(10, 1)});
+    ExpectMatchesReference(
+        kDecode, {.ratio = ratio},
+        {kPortable, TensorCore(1, 64), TensorCore(3, 4), TensorCore(10, 1), Cluster(16, 16),
+         Cluster(32, 16), Cluster(64, 16), Cluster(16, 8), Cluster(32, 8), Cluster(64, 8)});
   }
 }
 
 TEST(SparseAttentionTest, PrefillMatchesReference) {
   for (int64_t ratio : {0, 4, 128}) {
-    ExpectMatchesReference(kPrefill, {.num_heads = 16, .ratio = ratio},
-                           {kPortable, TensorCore(1, 64), TensorCore(2, 5)});
+    ExpectMatchesReference(
+        kPrefill, {.num_heads = 16, .ratio = ratio},
+        {kPortable, TensorCore(1, 64), TensorCore(2, 5), Cluster(16, 16), Cluster(16, 8)});
   }
 }
 
 TEST(SparseAttentionTest, AnyNumberOfHeadsMatchesReference) {
   for (int64_t heads : {4, 20, 96, 128}) {
     ExpectMatchesReference({{2100, 2}, {50, 1}}, {.num_heads = heads, .k = 1024},
-                           {kPortable, TensorCore(1, 64), TensorCore(4, 3)});
+                           {kPortable, TensorCore(1, 64), TensorCore(4, 3), Cluster(32, 16)});
   }
 }
 
 // Large scores: the probabilities of one key, and sums that are rescaled at every step.
 TEST(SparseAttentionTest, SharpScoresMatchReference) {
-  ExpectMatchesReference({{2100, 2}, {50, 1}}, {.query_factor = 30},
-                         {kPortable, TensorCore(1, 64), TensorCore(4, 3)});
+  ExpectMatchesReference(
+      {{2100, 2}, {50, 1}}, {.query_factor = 30},
+      {kPortable, TensorCore(1, 64), TensorCore(4, 3), Cluster(16, 16), Cluster(16, 8)});
 }
 
 TEST(SparseAttentionTest, LongDenseLayerMatchesReference) {
@@ -104,7 +113,7 @@ TEST(SparseAttentionTest, LongDenseLayerMatchesReference) {
 TEST(SparseAttentionTest, Fp8LatentsAndOtherDimsTakeThePortablePath) {
   const AttentionShape fp8 = {.num_heads = 4, .format = KvFormat::kFp8};
   AttentionCase input({{700, 3}}, fp8, 3);
-  EXPECT_EQ(static_cast<int>(ChooseSparseAttentionTile(input.Args(), false).path),
+  EXPECT_EQ(static_cast<int>(ChooseSparseAttentionTile(input.Args()).path),
             static_cast<int>(AttentionPath::kPortable));
   ExpectMatchesReference({{700, 3}, {5, 1}}, fp8, {kPortable});
   ExpectMatchesReference({{700, 3}, {5, 1}},
@@ -120,12 +129,43 @@ TEST(SparseAttentionTest, BatchDoesNotChangeBits) {
   EXPECT_EQ(together == more_splits, true);
 }
 
-TEST(SparseAttentionTest, DominantSinkGivesZeros) {
+// Few tokens take another kernel than many, and which heads share a cluster depends on the batch.
+TEST(SparseAttentionTest, ClustersGiveTheBitsOfTheOtherKernel) {
+  const std::vector<AttentionShape> shapes = {{},
+                                              {.num_heads = 128, .k = 1024},
+                                              {.num_heads = 20, .query_factor = 30},
+                                              {.num_heads = 64, .query_factor = 300},
+                                              {.ratio = 0},
+                                              {.ratio = 128}};
+  for (const AttentionShape& shape : shapes) {
+    AttentionCase input({{0, 2}, {62, 3}, {700, 1}, {5000, 4}}, shape, 11);
+    const std::vector<uint16_t> want = Compute(input, TensorCore(1, 64));
+    for (const ClusterShape& cluster : kClusters) {
+      if (input.max_keys() > int64_t{kAttentionKeys} * MaxClusterSteps(cluster)) continue;
+      const std::vector<uint16_t> got = Compute(input, Cluster(cluster.heads, cluster.blocks));
+      int different = 0;
+      for (size_t i = 0; i < want.size(); ++i) different += got[i] != want[i];
+      EXPECT_EQ(different, 0) << "heads " << shape.num_heads << ", clusters of " << cluster.blocks
+                              << " blocks for " << cluster.heads << ", ratio " << shape.ratio
+                              << ", factor " << shape.query_factor;
+    }
+  }
+}
+
+void ExpectDominantSinkGivesZeros(const std::vector<SparseAttentionTile>& tiles) {
   AttentionCase input({{700, 1}}, {}, 7);
   for (float& sink : input.sink) sink = 1e4f;
-  for (const SparseAttentionTile& tile : {kPortable, TensorCore(1, 64), TensorCore(3, 2)}) {
+  for (const SparseAttentionTile& tile : tiles) {
     for (uint16_t bits : Compute(input, tile)) ASSERT_EQ(bits & 0x7fff, 0);
   }
+}
+
+TEST(SparseAttentionTest, DominantSinkGivesZeros) {
+  ExpectDominantSinkGivesZeros({kPortable, TensorCore(1, 64), TensorCore(3, 2)});
+}
+
+TEST(SparseAttentionTest, DominantSinkInAClusterGivesZeros) {
+  ExpectDominantSinkGivesZeros({Cluster(32, 8)});
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 namespace lodestone::cuda {
 namespace {
 
@@ -59,30 +61,38 @@ TEST(IndexTopKScratchTest, OfTheLongestContextIsEnoughForAllShorterOnes) {
   }
 }
 
-TEST(AttentionSplitsTest, CoverTheKeysAndFillTheProcessors) {
-  for (int64_t tokens : {1, 7, 32, 128, 4096}) {
-    for (int64_t heads : {4, 64, 128}) {
-      for (int64_t keys : {1, 128, 640, 1152, 8320}) {
-        for (bool deterministic : {false, true}) {
-          const AttentionSplits split =
-              ChooseAttentionSplits(tokens, heads, keys, kProcessors, deterministic);
-          EXPECT_GE(int64_t{64} * split.splits * split.steps_per_split, keys);
-          EXPECT_LT(int64_t{64} * (split.splits - 1) * split.steps_per_split, keys);
-        }
-      }
-    }
+TEST(AttentionSplitsTest, CoverTheKeysInFixedSteps) {
+  const int steps = ChooseAttentionSplits(1).steps_per_split;
+  for (int64_t keys : {1, 128, 640, 1152, 1153, 8320}) {
+    const AttentionSplits split = ChooseAttentionSplits(keys);
+    EXPECT_EQ(split.steps_per_split, steps);
+    EXPECT_GE(int64_t{64} * split.splits * steps, keys);
+    EXPECT_LT(int64_t{64} * (split.splits - 1) * steps, keys);
   }
-  EXPECT_EQ(ChooseAttentionSplits(1, 64, 640, kProcessors, false).splits, 10);
-  EXPECT_EQ(ChooseAttentionSplits(128, 64, 640, kProcessors, false).splits, 1);
+  EXPECT_EQ(ChooseAttentionSplits(1152).splits, 1);
 }
 
-TEST(AttentionSplitsTest, DeterministicStepsDoNotDependOnTheBatch) {
-  for (int64_t keys : {640, 1152, 8320}) {
-    const int steps = ChooseAttentionSplits(1, 64, keys, kProcessors, true).steps_per_split;
-    for (int64_t tokens : {2, 64, 500}) {
-      EXPECT_EQ(ChooseAttentionSplits(tokens, 64, keys, kProcessors, true).steps_per_split, steps);
-    }
-  }
+constexpr MaxClusters kMaxClusters = {.of16 = 7, .of8 = 15};
+
+TEST(AttentionClusterTest, TakesTheFewestHeadsWithWhichAllClustersRun) {
+  const auto choose = [](int64_t tokens, int64_t heads) {
+    const ClusterShape shape = ChooseAttentionCluster(tokens, heads, 640, kMaxClusters);
+    return std::pair(shape.heads, shape.blocks);
+  };
+  EXPECT_EQ(choose(1, 64), std::pair(16, 16));
+  EXPECT_EQ(choose(2, 64), std::pair(16, 8));
+  EXPECT_EQ(choose(3, 64), std::pair(16, 8));
+  EXPECT_EQ(choose(4, 64), std::pair(32, 8));
+  EXPECT_EQ(choose(8, 64), std::pair(64, 8));
+  EXPECT_EQ(choose(16, 64), std::pair(0, 0));
+  EXPECT_EQ(choose(1, 128), std::pair(16, 8));
+  EXPECT_EQ(ChooseAttentionCluster(1, 64, 640, {}).heads, 0);
+}
+
+TEST(AttentionClusterTest, LeavesLongListsToSplits) {
+  EXPECT_EQ(ChooseAttentionCluster(1, 64, 1152, kMaxClusters).blocks, 16);
+  EXPECT_EQ(ChooseAttentionCluster(8, 64, 1152, kMaxClusters).heads, 0);
+  EXPECT_EQ(ChooseAttentionCluster(1, 64, 1153, kMaxClusters).heads, 0);
 }
 
 }  // namespace

@@ -64,6 +64,10 @@ __device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
   BarrierWait(SharedAddress(barrier), parity);
 }
 
+// What the L2 cache does with a line (createpolicy, 9.7.9.18): gives it up first or last.
+inline constexpr uint64_t kEvictFirst = 0x12f0000000000000;
+inline constexpr uint64_t kEvictLast = 0x14f0000000000000;
+
 // cp.async.bulk.tensor.2d / 3d (9.7.9.25.5.2): one box of a tensor map.
 __device__ inline void CopyBox2(void* shared, const CUtensorMap* map, uint64_t* barrier, int x,
                                 int y) {
@@ -73,10 +77,13 @@ __device__ inline void CopyBox2(void* shared, const CUtensorMap* map, uint64_t* 
       "l"(map), "r"(SharedAddress(barrier)), "r"(x), "r"(y)
       : "memory");
 }
-// CopyBox3 of data that is read once: the L2 cache gives it up first (createpolicy, 9.7.9.18).
+// prefetch.tensormap (9.7.9.26): the first copy does not wait for the map.
+__device__ inline void PrefetchMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// CopyBox3 of data that is read once: the L2 cache gives it up first.
 __device__ inline void CopyBox3Once(void* shared, const CUtensorMap* map, uint64_t* barrier, int x,
                                     int y, int z) {
-  constexpr uint64_t kEvictFirst = 0x12f0000000000000;
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(SharedAddress(shared)),
@@ -108,6 +115,19 @@ __device__ inline void WaitForStores() {
           : "memory");
 }
 
+// The stages of a ring of kStages buffers in the order of use. Who fills waits on the empty barrier
+// with parity ^ 1, who uses on the full barrier with parity.
+template <int kStages>
+struct RingStage {
+  int index = 0;
+  uint32_t parity = 0;
+  __device__ void Advance() {
+    if (++index < kStages) return;
+    index = 0;
+    parity ^= 1;
+  }
+};
+
 // cp.async.bulk (9.7.9.25.4.1): contiguous bytes; all three arguments are multiples of 16.
 __device__ inline void CopyBulk(void* shared, const void* global, uint32_t bytes,
                                 uint64_t* barrier) {
@@ -121,6 +141,29 @@ __device__ inline void CopyBulk(void* shared, const void* global, uint32_t bytes
 // cp.async.bulk.prefetch.L2 (9.7.9.25.4.3): contiguous bytes to the L2 cache; both are multiples of 16.
 __device__ inline void PrefetchBulk(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
+// The address of `shared_address` in the shared memory of block `rank` of this cluster (mapa,
+// 9.7.9.24).
+__device__ inline uint32_t PeerAddress(uint32_t shared_address, uint32_t rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address), "r"(rank));
+  return address;
+}
+// cp.async.bulk from this block's shared memory to a peer's, where it completes on the peer's
+// barrier.
+__device__ inline void CopyToPeer(uint32_t peer_address, const void* shared, uint32_t bytes,
+                                  uint32_t peer_barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(peer_address),
+      "r"(SharedAddress(shared)), "r"(bytes), "r"(peer_barrier)
+      : "memory");
+}
+__device__ inline uint32_t RankInCluster() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
 }
 
 // cp.async (9.7.9.25.3.1): 16 bytes by this thread; zeros if `bytes` is 0.
@@ -140,6 +183,16 @@ __device__ inline void CopyAsync(uint32_t shared_address, const void* global, ui
                  "l"(global), "n"(kBytes), "r"(bytes)
                  : "memory");
   }
+}
+
+// cp.async: 16 bytes by this thread, both addresses with a constant number of bytes added.
+template <int kSharedOffset, int kGlobalOffset>
+__device__ inline void CopyAsync16(uint32_t shared_address, const void* global, uint64_t policy) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0 + %2], [%1 + %3], 16, %4;" ::"r"(
+          shared_address),
+      "l"(global), "n"(kSharedOffset), "n"(kGlobalOffset), "l"(policy)
+      : "memory");
 }
 
 // cp.async.mbarrier.arrive.noinc (9.7.13.15.14): this thread arrives when its copies so far are

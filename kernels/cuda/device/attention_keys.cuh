@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/launchers.h"
 
 // The keys of one token (SparseAttentionParams): window positions ascending, then entries.
@@ -21,6 +22,7 @@ struct TokenKeys {
   int32_t slot;
   int num_window;
   int num_entries;
+  int first_row;  // of the ring: where the window's first position is, were it there
   __device__ int size() const { return num_window + num_entries; }
 };
 
@@ -34,6 +36,7 @@ __device__ inline TokenKeys FindKeys(const SparseAttentionArgs& args, int64_t to
   keys.slot = args.seq_slot[keys.seq];
   keys.num_window = min(static_cast<int>(args.window), keys.position + 1);
   keys.num_entries = args.ratio == 128 ? (keys.position + 1) / 128 : 0;
+  keys.first_row = (keys.position - keys.num_window + 1) % static_cast<int>(args.window);
   return keys;
 }
 
@@ -59,6 +62,55 @@ __device__ inline KeyRow FindEntryRow(const SparseAttentionArgs& args, const Tok
   const int64_t row = entry % per_page;
   return {args.entries.payload + page * args.entries.payload_block_stride + row * bytes.payload,
           args.entries.scale + page * args.entries.scale_block_stride + row * bytes.scale, false};
+}
+
+// The same for latents of bf16 x 512, without divisions: where rows are found one by one between
+// loads of keys, these cost more than the loads.
+inline constexpr int kLatentBytes = 1024;
+__device__ inline const uint8_t* FindWindowLatent(const SparseAttentionArgs& args,
+                                                  const TokenKeys& keys, int index) {
+  const int behind = index + keys.position - keys.num_window + 1 - keys.first_position;
+  if (behind >= 0) {
+    return reinterpret_cast<const uint8_t*>(args.latents) +
+           int64_t{keys.first_token + behind} * kLatentBytes;
+  }
+  const int row = keys.first_row + index;
+  const int window = static_cast<int>(args.window);
+  return args.ring.payload + keys.slot * args.ring.payload_block_stride +
+         (row < window ? row : row - window) * kLatentBytes;
+}
+// Bytes from entries.payload. `pages` is the sequence's row of the block table.
+__device__ inline int64_t EntryLatentOffset(const SparseAttentionArgs& args, const int32_t* pages,
+                                            int entry) {
+  const int shift = args.ratio == 4 ? 6 : 1;  // of 64 or 2 entries a page
+  return pages[entry >> shift] * args.entries.payload_block_stride +
+         (entry & ((1 << shift) - 1)) * kLatentBytes;
+}
+
+// Brings the part of the block table that names a token's pages into the L1 cache. By kThreads
+// threads.
+template <int kThreads>
+__device__ inline void TouchPages(const SparseAttentionArgs& args, const TokenKeys& keys) {
+  constexpr int kPagesPerLine = 128 / sizeof(int32_t);
+  const int32_t* const pages = args.block_table + keys.seq * args.max_pages;
+  const int num_pages = keys.position / static_cast<int>(kPageTokens) + 1;
+  for (int i = static_cast<int>(threadIdx.x) % kThreads * kPagesPerLine; i < num_pages;
+       i += kThreads * kPagesPerLine) {
+    int32_t page;
+    asm volatile("ld.global.ca.b32 %0, [%1];" : "=r"(page) : "l"(pages + i));
+  }
+}
+
+// 16 bytes of each of kSlices slices of a latent, of 64 dims, to a row tile in shared memory:
+// slices lie 64 rows of 128 bytes apart.
+inline constexpr int kLatentSlices = 8;
+inline constexpr int kLatentSliceBytes = 64 * 128;
+template <int kSlices = kLatentSlices, int kSlice = 0>
+__device__ inline void CopyLatentSlices(const uint8_t* from, uint32_t to, uint64_t policy) {
+  if constexpr (kSlice < kSlices) {
+    CopyAsync16<kSlice * kLatentSliceBytes, kSlice * 128>(to, from, policy);
+    CopyLatentSlices<kSlices, kSlice + 1>(from, to, policy);
+  }
 }
 
 // cos and sin of pair `pair` of the rotary dims at `position`; the angle is the fp32 product.

@@ -1,0 +1,170 @@
+#pragma once
+
+#include "kernels/cuda/device/attention_items.cuh"
+#include "kernels/cuda/device/attention_math.cuh"
+#include "kernels/cuda/device/matrix_move.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
+
+// The first warpgroup of sparse_attention_blocks.cu: scores and probabilities.
+namespace lodestone::cuda {
+
+inline constexpr int kQueryTakenBarrier = 1;
+
+// threadIdx.x, read here: what follows from it is computed again, not kept in registers that the
+// loop has not.
+__device__ inline int ThreadNow() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+using QueryRegisters = uint32_t[AttentionTile::kRegisterSlices * 4][4];
+
+// Takes the queries from a stage: A operands of the scores' products.
+__device__ inline void TakeQuery(
+    uint8_t (&stage)[AttentionTile::kSlices][AttentionTile::kSliceBytes], AttentionShared& shared,
+    QueryRegisters& query) {
+  const int thread = threadIdx.x % AttentionTile::kGroupThreads;
+  const int row = thread / 32 * 16 + thread % 16;
+  const uint32_t from = SharedAddress(stage) + row * 128;
+#pragma unroll
+  for (int i = 0; i < AttentionTile::kRegisterSlices * 4; ++i) {
+    const int unit = (i % 4 * 2 + thread % 32 / 16) ^ (row % 8);
+    LoadMatrices(query[i], from + i / 4 * AttentionTile::kSliceBytes + unit * 16);
+  }
+  const auto* const rest = reinterpret_cast<const uint4*>(stage[AttentionTile::kRegisterSlices]);
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(shared.query)) / 16 / AttentionTile::kGroupThreads;
+       ++i) {
+    reinterpret_cast<uint4*>(shared.query)[thread + i * AttentionTile::kGroupThreads] =
+        rest[thread + i * AttentionTile::kGroupThreads];
+  }
+  SharedProxyFence();
+  NamedBarrierSync(kQueryTakenBarrier, AttentionTile::kGroupThreads);
+}
+
+// scores[64 heads, 64 keys] of the keys in a stage.
+__device__ inline void ScoreKeys(const AttentionShared& shared, const QueryRegisters& query,
+                                 const uint8_t* stage, float (&scores)[32]) {
+  const uint64_t keys = RowTileDescriptor(SharedAddress(stage));
+  const uint64_t rest = RowTileDescriptor(SharedAddress(shared.query));
+  WgmmaFence();
+#pragma unroll
+  for (int i = 0; i < AttentionTile::kDims / 16; ++i) {
+    const uint64_t b = AdvanceTile(keys, i / 4 * AttentionTile::kSliceBytes + i % 4 * 32);
+    if (i < AttentionTile::kRegisterSlices * 4) {
+      WgmmaRegisterA(scores, query[i], b, i != 0);
+    } else {
+      const int at =
+          (i / 4 - AttentionTile::kRegisterSlices) * AttentionTile::kSliceBytes + i % 4 * 32;
+      WgmmaSharedA(scores, AdvanceTile(rest, at), b, true);
+    }
+  }
+  WgmmaCommit();
+  WgmmaWait<0>();
+  HoldRegisters(scores);
+}
+
+// Probabilities and factors for the warpgroups of the values.
+__device__ inline void ShareProbabilities(const uint32_t (&probs)[4][4], const float (&rescale)[2],
+                                          int buffer, AttentionShared& shared) {
+  const int lane = ThreadNow() % 32;
+  const int first_row = ThreadNow() % AttentionTile::kGroupThreads / 32 * 16;
+  const int to_row = first_row + lane % 16;
+  const uint32_t to = SharedAddress(shared.probs[buffer]) + to_row * 128;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int unit = (2 * i + lane / 16) ^ (to_row % 8);
+    StoreMatrices(to + unit * 16, probs[i][0], probs[i][1], probs[i][2], probs[i][3]);
+  }
+  if (lane % 4 == 0) {
+    shared.rescale[buffer][first_row + lane / 4] = rescale[0];
+    shared.rescale[buffer][first_row + lane / 4 + 8] = rescale[1];
+  }
+  SharedProxyFence();
+}
+
+// 1 / denominator of each head, or the split's statistics.
+__device__ inline void FinishStats(const SparseAttentionArgs& args, const AttentionSplits& split,
+                                   int number, const RowStats& stats, int buffer,
+                                   AttentionShared& shared) {
+  const AttentionItem item = ItemOf(args, split.splits, number);
+  if (threadIdx.x % 4 != 0) return;
+  const int row = threadIdx.x % AttentionTile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int head = item.head + row + 8 * j;
+    if (head >= args.num_heads) continue;
+    if (split.splits > 1) {
+      PartialOf(args, split.splits)
+          .stats[PartialPlane(item, split.splits) * args.num_heads + head] = {stats.reference[j],
+                                                                              stats.sum[j]};
+    } else {
+      const float sink = SinkTerm(args.sink[head], stats.reference[j]);
+      shared.inverse[buffer][row + 8 * j] = InverseDenominator(stats.sum[j], sink);
+    }
+  }
+}
+
+// A split without keys says so.
+__device__ inline void StoreEmptySplit(const SparseAttentionArgs& args, int splits,
+                                       const AttentionItem& item) {
+  const int head = item.head + static_cast<int>(threadIdx.x % AttentionTile::kGroupThreads);
+  if (threadIdx.x % AttentionTile::kGroupThreads >= AttentionTile::kHeads || head >= args.num_heads)
+    return;
+  PartialOf(args, splits).stats[PartialPlane(item, splits) * args.num_heads + head] = {-INFINITY,
+                                                                                       0};
+}
+
+// First warpgroup: scores and probabilities of all items.
+__device__ inline void ScoreItems(const SparseAttentionArgs& args, const AttentionSplits& split,
+                                  float scale, AttentionShared& shared) {
+  RingStage<2> slot;
+  RingStage<AttentionTile::kProbBuffers> buffer;
+  RingStage<AttentionTile::kStages> stage;
+  for (int number = blockIdx.x; number < NumItems(args, split.splits); number += gridDim.x) {
+    ItemSteps steps = BeginSteps(args, split, number, slot, shared);
+    if (steps.step == steps.end_step) {
+      StoreEmptySplit(args, split.splits, ItemOf(args, split.splits, number));
+    } else {
+      BarrierWait(&shared.full[stage.index], stage.parity);
+      QueryRegisters query;
+      TakeQuery(shared.stages[stage.index], shared, query);
+      if (threadIdx.x % AttentionTile::kGroupThreads < 3) BarrierArrive(&shared.empty[stage.index]);
+      stage.Advance();
+      RowStats stats = {{-INFINITY, -INFINITY}, {0, 0}};
+      for (; steps.step < steps.end_step; ++steps.step) {
+        BarrierWait(&shared.full[stage.index], stage.parity);
+        SharedProxyFence();
+        float scores[32];
+        ScoreKeys(shared, query, shared.stages[stage.index][0], scores);
+        if (threadIdx.x % AttentionTile::kGroupThreads == 0) {
+          BarrierArrive(&shared.scored);
+          BarrierArrive(&shared.empty[stage.index]);
+        }
+        stage.Advance();
+        if (steps.step + 1 == steps.end_step && !steps.listed) {
+          CompleteSteps(args, split, number, slot, shared, steps);
+        }
+        uint32_t probs[4][4];
+        float rescale[2];
+        ToProbabilities(scores, steps.num_keys - steps.step * AttentionTile::kKeys, scale, stats,
+                        probs, rescale);
+        BarrierWait(&shared.probs_empty[buffer.index], buffer.parity ^ 1);
+        if (steps.step + 1 == steps.end_step) {
+          FinishStats(args, split, number, stats, buffer.index, shared);
+          __syncwarp();
+        }
+        ShareProbabilities(probs, rescale, buffer.index, shared);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) BarrierArrive(&shared.probs_full[buffer.index]);
+        buffer.Advance();
+      }
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) BarrierArrive(&shared.list_empty[slot.index]);
+    slot.Advance();
+  }
+}
+
+}  // namespace lodestone::cuda

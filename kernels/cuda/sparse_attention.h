@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/launchers.h"
+
+// The paths behind LaunchSparseAttention. `scale` turns products of queries and keys into scores in
+// units of log2.
+namespace lodestone::cuda {
+
+void LaunchSparseAttentionPortable(const SparseAttentionArgs& args, cudaStream_t stream);
+
+void LaunchSparseAttentionBlocks(const SparseAttentionArgs& args, const AttentionSplits& split,
+                                 float scale, cudaStream_t stream);
+void LaunchJoinSplits(const SparseAttentionArgs& args, int splits, cudaStream_t stream);
+
+// REQUIRES: max_keys <= 64 * MaxClusterSteps(shape).
+void LaunchSparseAttentionCluster(const SparseAttentionArgs& args, const ClusterShape& shape,
+                                  float scale, cudaStream_t stream);
+// Clusters of 16 and of 8 blocks that the current device runs at once.
+int CountClusters16();
+int CountClusters8();
+
+// bf16 [T, H, 512] in device memory, boxes of 64 dims x box_heads heads, swizzled like a row tile
+// of device/wgmma.cuh.
+CUtensorMap MakeHeadMap(const SparseAttentionArgs& args, const void* data, int box_heads);
+
+// Partial results of the splits: unnormalised sums, and (reference in units of log2, sum of
+// probabilities); the sum is 0 where the split has no keys.
+struct PartialView {
+  float* sums;    // [T, splits, H, d]
+  float2* stats;  // [T, splits, H]
+};
+__host__ __device__ inline PartialView PartialOf(const SparseAttentionArgs& args, int splits) {
+  const int64_t rows = args.num_tokens * args.num_heads * splits;
+  float* const sums = static_cast<float*>(args.scratch);
+  return {sums, reinterpret_cast<float2*>(sums + (rows * args.head_dim + 63) / 64 * 64)};
+}
+
+}  // namespace lodestone::cuda
