@@ -60,13 +60,11 @@ struct TopKArgs {
   int64_t score_stride = 0;              // elements; a multiple of 4
   const int32_t* num_visible = nullptr;  // [rows]
   int64_t num_rows = 0;
-  int64_t max_visible = 0;         // at least every num_visible[row]
+  int64_t max_visible = 0;         // at least every num_visible[row]; <= 2^30
   int32_t k = 0;                   // 1 .. kMaxTopK
   int32_t* top_entries = nullptr;  // [rows, k]  out
 };
 void LaunchTopK(const TopKArgs& args, const TopKTile& tile, cudaStream_t stream);
-// What LaunchTopK does above kMaxTopKEntries.
-void LaunchWideTopK(const TopKArgs& args, cudaStream_t stream);
 
 // Both: scores of as many tokens at a time as fit the scratch, then their selection. `scores` and
 // `score_stride` of `index` are ignored.

@@ -6,20 +6,19 @@
 namespace lodestone::cuda {
 
 inline constexpr int64_t kMaxTopK = 1024;
-inline constexpr int64_t kMaxTopKEntries = 262144;
 inline constexpr int64_t kMaxScoreBytes = int64_t{512} << 20;  // index scores kept at one time
 
 // kPortable runs on every architecture and any shape, kTensorCore needs sm_90a: 128 dims, 4 to 64
 // heads in multiples of 4.
 enum class IndexScoresPath : uint8_t { kPortable, kTensorCore };
 
-// One row is selected by `cluster` thread blocks of 1,024 threads that keep it in registers,
-// `per_thread` scores each.
+// One row is selected by a cluster of `cluster` thread blocks of 512 threads, which take rows of
+// any width, `per_thread` scores of each thread at a time.
 struct TopKTile {
-  int cluster = 1;     // 1, 2, 4 or 8
-  int per_thread = 4;  // 4, 8, 16 or 32
+  int cluster = 1;      // 1, 2, 4 or 8
+  int per_thread = 32;  // 32, of two blocks a processor, or 64
+  bool alone = false;   // one block a processor
 };
-// A row of more than kMaxTopKEntries is not kept: its tile is not used.
 TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processors);
 
 // Row stride of the scores in scratch, in elements.

@@ -68,6 +68,20 @@ std::vector<NamedDraw> HostileDraws() {
        [](int64_t, int64_t, std::mt19937& r) {
          return 1.0f + static_cast<float>(r() % 4096) * 0x1p-23f;
        }},
+      {"denormals",
+       [](int64_t, int64_t, std::mt19937& r) {
+         return static_cast<float>(static_cast<int>(r() % 4001) - 2000) * 0x1p-149f;
+       }},
+      {"highest at the end",
+       [](int64_t i, int64_t n, std::mt19937& r) { return Normal(r) + (i > n - 700 ? 20.0f : 0); }},
+      {"highest in the first 2,048",
+       [](int64_t i, int64_t, std::mt19937& r) { return Normal(r) + (i < 2048 ? 20.0f : 0); }},
+      {"rising noise",
+       [](int64_t i, int64_t n, std::mt19937& r) {
+         return Normal(r) + 10 * static_cast<float>(i) / static_cast<float>(n);
+       }},
+      {"half far below",
+       [](int64_t i, int64_t n, std::mt19937& r) { return i < n / 2 ? -1e9f : Normal(r); }},
       {"wide range",
        [](int64_t, int64_t, std::mt19937& r) {
          return std::ldexp(Normal(r), static_cast<int>(r() % 200) - 100);
@@ -118,26 +132,32 @@ void ExpectDraw(const NamedDraw& draw, const std::vector<int32_t>& visible, int3
   ExpectRows(scores, stride, visible, k, tile, draw.name);
 }
 
+// Every way that a launch can be cut, whatever ChooseTopKTile would take.
+std::vector<TopKTile> AllTiles() {
+  std::vector<TopKTile> tiles;
+  for (int cluster : {1, 2, 4, 8}) {
+    for (int per_thread : {32, 64}) tiles.push_back({.cluster = cluster, .per_thread = per_thread});
+  }
+  return tiles;
+}
+
 TEST(TopKTest, HostileRowsMatchReference) {
   for (const NamedDraw& draw : HostileDraws()) {
     for (int32_t k : {16, 512, 1024}) {
-      ExpectDraw(draw, {5000, 1024, 1025, 3000, 0, 1, 513, 4096}, k,
-                 {.cluster = 1, .per_thread = 8});
-      ExpectDraw(draw, {32768, 30001}, k, {.cluster = 8, .per_thread = 4});
-      ExpectDraw(draw, {32768, 4097}, k, {.cluster = 1, .per_thread = 32});
+      ExpectDraw(draw, {5000, 1024, 1025, 3000, 0, 1, 513, 4096, 8191, 9000}, k, {.cluster = 1});
+      ExpectDraw(draw, {32768, 30001}, k, {.cluster = 8});
+      ExpectDraw(draw, {32768, 4097, 2050}, k, {.cluster = 2});
+      ExpectDraw(draw, {32768, 30001, 4099}, k, {.cluster = 1, .per_thread = 64});
+      ExpectDraw(draw, {40000}, k, {.cluster = 1});
     }
   }
 }
 
 TEST(TopKTest, EveryTileGivesTheSameSelection) {
   const std::vector<NamedDraw> draws = HostileDraws();
-  for (int cluster : {1, 2, 4, 8}) {
-    for (int per_thread : {4, 8, 16, 32}) {
-      ExpectDraw(draws[0], {4096, 3999, 700, 100}, 512,
-                 {.cluster = cluster, .per_thread = per_thread});
-      ExpectDraw(draws[5], {4096, 3999, 700, 100}, 64,
-                 {.cluster = cluster, .per_thread = per_thread});
-    }
+  for (const TopKTile& tile : AllTiles()) {
+    ExpectDraw(draws[0], {4096, 3999, 700, 100, 20000}, 512, tile);
+    ExpectDraw(draws[5], {4096, 3999, 700, 100, 20000}, 64, tile);
   }
 }
 
@@ -151,19 +171,19 @@ TEST(TopKTest, EveryWidthMatchesReference) {
   }
 }
 
-TEST(TopKTest, WidestHostileRowsMatchReference) {
+TEST(TopKTest, WideHostileRowsMatchReference) {
   for (const NamedDraw& draw : HostileDraws()) {
     ExpectDraw(draw, {262144, 200000}, 512, ChooseTopKTile(2, 262144, 132));
   }
 }
 
-// More than the registers of a cluster hold.
+// Wider than the window of entries that is put in order at one time.
 TEST(TopKTest, RowsOfAnyWidthMatchReference) {
   const std::vector<NamedDraw> draws = HostileDraws();
   for (int32_t width : {262145, 524289, 1048576, 2500001}) {
-    for (int32_t k : {64, 512, 1024}) {
-      ExpectDraw(draws[0], {width, 600, 0, 40000}, k, ChooseTopKTile(4, width, 132));
-    }
+    ExpectDraw(draws[0], {width, 600, 0, 40000}, 512, ChooseTopKTile(4, width, 132));
+    ExpectDraw(draws[0], {width}, 1024, {.cluster = 1});
+    ExpectDraw(draws[0], {width}, 16, {.cluster = 4});
   }
   for (const NamedDraw& draw : draws) {
     ExpectDraw(draw, {600000}, 512, ChooseTopKTile(1, 600000, 132));
@@ -177,8 +197,21 @@ TEST(TopKTest, ManyRowsMatchReference) {
   ExpectDraw(HostileDraws()[0], visible, 512, ChooseTopKTile(8192, 1500, 132));
 }
 
+// Rows of one launch may differ in length by orders of magnitude.
+TEST(TopKTest, ShortRowsBesideLongOnesMatchReference) {
+  for (const TopKTile& tile : AllTiles()) {
+    ExpectDraw(HostileDraws()[0], {100000, 513, 2047, 8193, 16385, 130, 0, 65537}, 512, tile);
+  }
+}
+
+// What the sanitizers run: candidates, many equal ones, and rows without enough numbers.
 TEST(TopKTest, OneEntryIsTheLargest) {
-  ExpectDraw(HostileDraws()[0], {1000, 5, 1}, 1, {.cluster = 1, .per_thread = 4});
+  const std::vector<NamedDraw> draws = HostileDraws();
+  for (int cluster : {1, 2}) {
+    for (size_t draw : {0, 2, 4}) {
+      ExpectDraw(draws[draw], {9000, 5, 1}, 1, {.cluster = cluster, .per_thread = 32 * cluster});
+    }
+  }
 }
 
 }  // namespace
