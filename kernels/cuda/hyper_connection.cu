@@ -51,15 +51,17 @@ __device__ HcPlace FindPlace(const HcArgs& args) {
   return {static_cast<int>(blockIdx.x) % kSlices, first, min(kTokens, args.num_tokens - first)};
 }
 
-// By one thread. Sums come of every token, there or not; squares of those that are.
 template <int kTokens>
-__device__ void InitBarriers(const HcPlace& place, const HcSlice& slice,
-                             HcShared<kTokens>& shared) {
+__device__ void InitBarriers(HcShared<kTokens>& shared) {
   BarrierInit(&shared.fn_arrived, 1);
   BarrierInit(&shared.sums_arrived, 1);
   BarrierInit(&shared.squares_arrived, 1);
   BarrierInitFence();
-  BarrierArriveExpect(&shared.fn_arrived, HcSliceMemory::FnBytes(slice.count));
+}
+
+// By one thread. Sums come of every token, there or not; squares of those that are.
+template <int kTokens>
+__device__ void ExpectSums(const HcPlace& place, HcShared<kTokens>& shared) {
   BarrierArriveExpect(&shared.sums_arrived,
                       sizeof(shared.pre) + (place.number < kTokens ? sizeof(shared.all) : 0));
   BarrierArriveExpect(&shared.squares_arrived, place.num_tokens * sizeof(shared.squares[0]));
@@ -116,10 +118,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   const HcPlace place = FindPlace<kTokens>(args);
   const HcSlice slice = FindSlice(args, place.number);
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  AllowNextKernel();
-  if (threadIdx.x == 0) InitBarriers(place, slice, shared);
+  if (threadIdx.x == 0) InitBarriers(shared);
   __syncthreads();
-  StartCopyOfFn(args, slice, memory, kThreads, &shared.fn_arrived);
+  if (threadIdx.x == 0) ExpectSums(place, shared);
+  StartCopyOfFn(args, slice, memory, &shared.fn_arrived);
   ClusterArrive();
   const HcMixScale scale = FindScale(args);
   HcNormWeights norm_weights;
@@ -133,11 +135,11 @@ __global__ void __launch_bounds__(kThreads, 2)
         args, [&](int number) { return reinterpret_cast<const float*>(shared.all[number]); });
     return StorePostAndComb(args, place.first_token + place.number, mix, scale);
   }
-  const int rank = static_cast<int>(threadIdx.x);
-  UpdateStreams<kTokens>(args, place.first_token, rank, 0, slice, memory);
+  UpdateStreams<kTokens>(args, place.first_token, slice, memory);
   NamedBarrierSync(1, kTeamThreads);
+  AllowNextKernel();  // not before the streams are read: the next one copies its fn (0.7 us of 5.9)
   BarrierWait(&shared.fn_arrived, 0);
-  MultiplySlice<kTokens>(memory, warp, 0, slice.count, shared.own);
+  MultiplySlice<kTokens>(memory, slice.count, shared.own);
   NamedBarrierSync(1, kTeamThreads);
   SendSums(place.number, shared);
   // The first warp always has a token, so a block stays until all that others write has arrived.

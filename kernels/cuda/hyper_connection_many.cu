@@ -17,14 +17,12 @@ namespace {
 
 constexpr int kSlices = HcTile::kSlices;
 constexpr int kPaddedSums = HcTile::kPaddedSums;
-constexpr int kTeams = 2;
-constexpr int kTeamTokens = 3;  // of one turn; two blocks have room on a processor at hidden 4,096
-constexpr int kTurnTokens = kTeams * kTeamTokens;
-constexpr int kSliceThreads = kTeams * HcTile::kTeamThreads;
+constexpr int kTurnTokens = 4;  // two blocks have room on a processor at hidden 4,096
+constexpr int kSliceThreads = HcTile::kTeamThreads;
 constexpr int kFinishThreads = kSlices * 32 + 32;  // a warp per slice, and post and comb
 
 struct HcSlicesShared {
-  HcStreamSums<kTeamTokens> sums[kTeams];
+  HcStreamSums<kTurnTokens> sums;
   alignas(16) uint64_t fn_arrived;
 };
 
@@ -35,35 +33,30 @@ __global__ void __launch_bounds__(kSliceThreads, 2)
   auto& shared = *reinterpret_cast<HcSlicesShared*>(smem);
   const HcSliceMemory memory = HcSliceMemory::At(smem + sizeof(shared), args.channels);
   const int number = static_cast<int>(blockIdx.x) % kSlices;
-  const int team = static_cast<int>(threadIdx.x) / HcTile::kTeamThreads;
-  const int rank = static_cast<int>(threadIdx.x) % HcTile::kTeamThreads;
+  const int rank = static_cast<int>(threadIdx.x);
   const HcSlice slice = FindSlice(args, number);
   AllowNextKernel();
   if (threadIdx.x == 0) {
     BarrierInit(&shared.fn_arrived, 1);
     BarrierInitFence();
-    BarrierArriveExpect(&shared.fn_arrived, HcSliceMemory::FnBytes(slice.count));
   }
   __syncthreads();
-  StartCopyOfFn(args, slice, memory, kSliceThreads, &shared.fn_arrived);
+  StartCopyOfFn(args, slice, memory, &shared.fn_arrived);
   WaitForPreviousKernel();
-  HcStreamSums<kTeamTokens>& sums = shared.sums[team];
-  const int first_row = team * kTeamTokens;
   const int step = static_cast<int>(gridDim.x) / kSlices * kTurnTokens;
-  for (int turn = static_cast<int>(blockIdx.x) / kSlices * kTurnTokens; turn < args.num_tokens;
-       turn += step) {
-    const int first = turn + first_row;
-    UpdateStreams<kTeamTokens>(args, first, rank, first_row, slice, memory);
-    NamedBarrierSync(1 + team, HcTile::kTeamThreads);
+  for (int first = static_cast<int>(blockIdx.x) / kSlices * kTurnTokens; first < args.num_tokens;
+       first += step) {
+    UpdateStreams<kTurnTokens>(args, first, slice, memory);
+    __syncthreads();
     BarrierWait(&shared.fn_arrived, 0);
-    MultiplySlice<kTeamTokens>(memory, rank / 32, first_row, slice.count, sums);
-    NamedBarrierSync(1 + team, HcTile::kTeamThreads);
+    MultiplySlice<kTurnTokens>(memory, slice.count, shared.sums);
+    __syncthreads();
     constexpr int kVectors = kPaddedSums / 4;
-    if (rank < kTeamTokens * kVectors && first + rank / kVectors < args.num_tokens) {
+    if (rank < kTurnTokens * kVectors && first + rank / kVectors < args.num_tokens) {
       const int64_t token = first + rank / kVectors;
       float4* const to =
           reinterpret_cast<float4*>(args.partial + (token * kSlices + number) * kPaddedSums);
-      to[rank % kVectors] = sums.Add(rank / kVectors, rank % kVectors);
+      to[rank % kVectors] = shared.sums.Add(rank / kVectors, rank % kVectors);
     }
   }
 }

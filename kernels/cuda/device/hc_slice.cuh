@@ -35,26 +35,24 @@ struct HcSliceMemory {
     constexpr int kRowsOfFn = HcTile::kMixes * HcTile::kStreams;
     return {fn, reinterpret_cast<uint16_t*>(fn + kRowsOfFn * channels), channels};
   }
-  __device__ static uint32_t FnBytes(int channels) {
-    return static_cast<uint32_t>(HcTile::kMixes * HcTile::kStreams * channels * 4);
-  }
   static int64_t Bytes(int64_t channels, int tokens) {
     return (2 * HcTile::kMixes + tokens) * HcTile::kStreams * channels * 2;
   }
 };
 
-// Starts the copy of the slice of fn, which `barrier` expects: one row of one stream a copy, shared
-// out over the warps of the block, since a warp takes about 60 cycles for each.
+// Starts the copy of the slice of fn, a row of a stream at a time. By all warps of the block, of
+// which each takes about 60 cycles a copy; the barrier is initialised.
 __device__ inline void StartCopyOfFn(const HcArgs& args, const HcSlice& slice,
-                                     const HcSliceMemory& memory, int num_threads,
-                                     uint64_t* barrier) {
+                                     const HcSliceMemory& memory, uint64_t* barrier) {
   constexpr int kStreams = HcTile::kStreams;
+  constexpr int kCopies = HcTile::kMixes * kStreams;
   const int thread = static_cast<int>(threadIdx.x);
-  const int num_warps = num_threads / 32;
   const auto bytes = static_cast<uint32_t>(slice.count) * 4;
+  if (thread == 0) BarrierArriveExpect(barrier, kCopies * bytes);
   if (bytes == 0) return;
-  for (int i = thread % 32 * num_warps + thread / 32; i < HcTile::kMixes * kStreams;
-       i += num_threads) {
+  const int num_warps = static_cast<int>(blockDim.x) / 32;
+  for (int i = thread % 32 * num_warps + thread / 32; i < kCopies;
+       i += static_cast<int>(blockDim.x)) {
     const float* const from =
         args.fn + static_cast<int64_t>(i) * args.hidden + slice.first;  // row i / 4, stream i % 4
     CopyBulk(memory.Fn(i / kStreams, i % kStreams), from, bytes, barrier);
@@ -102,16 +100,17 @@ __device__ void UpdateVector(const HcArgs& args, int64_t token, const HcPacked<k
   }
 }
 
-// HcPost of kTokens tokens by a team, which `rank` is of: the streams of the slice, to rows of
-// memory.z from `first_row` on and, where they changed, back. Tokens behind the last have zeros.
+// HcPost of kTokens tokens by the team (the first threads of a block): the streams of the slice, to
+// memory.z and, where they changed, back. Tokens behind the last have zeros.
 template <int kTokens>
-__device__ void UpdateStreams(const HcArgs& args, int first_token, int rank, int first_row,
-                              const HcSlice& slice, const HcSliceMemory& memory) {
+__device__ void UpdateStreams(const HcArgs& args, int first_token, const HcSlice& slice,
+                              const HcSliceMemory& memory) {
   constexpr int kStreams = HcTile::kStreams;
   constexpr int kVector = kTokens > 4 ? 8 : 4;  // so that a thread has one vector at hidden 4,096
   using Packed = HcPacked<kVector>;
   const int vectors = slice.count / kVector;
-  for (int task = rank; task < kTokens * vectors; task += HcTile::kTeamThreads) {
+  for (int task = static_cast<int>(threadIdx.x); task < kTokens * vectors;
+       task += HcTile::kTeamThreads) {
     const int t = task / vectors;
     const int channel = task % vectors * kVector;
     const int64_t token = first_token + t;
@@ -137,7 +136,7 @@ __device__ void UpdateStreams(const HcArgs& args, int first_token, int rank, int
     }
 #pragma unroll
     for (int k = 0; k < kStreams; ++k) {
-      *reinterpret_cast<Packed*>(memory.Z(first_row + t, k) + channel) = z[k];
+      *reinterpret_cast<Packed*>(memory.Z(t, k) + channel) = z[k];
     }
   }
 }
@@ -161,15 +160,15 @@ __device__ inline float Dot(const float4& a, const float4& b, float sum) {
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-// fn z and z^2 of the slice, of the kTokens rows of memory.z from `first_row` on. Warp `warp` of
-// the team has kRows rows of fn and two of the streams; lanes have four channels at a time.
+// fn z and z^2 of the slice. A warp of the team has kRows rows of fn and two of the streams; lanes
+// have four channels at a time.
 template <int kTokens>
-__device__ void MultiplySlice(const HcSliceMemory& memory, int warp, int first_row, int count,
-                              HcStreamSums<kTokens>& sums) {
+__device__ void MultiplySlice(const HcSliceMemory& memory, int count, HcStreamSums<kTokens>& sums) {
   constexpr int kRows = HcTile::kRows;
   constexpr int kRowGroups = HcTile::kRowGroups;
   constexpr int kSquares = (kTokens + kRowGroups - 1) / kRowGroups;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
   const int group = warp % kRowGroups;
   const int pair = warp / kRowGroups;
   float acc[kTokens * kRows] = {};
@@ -181,8 +180,7 @@ __device__ void MultiplySlice(const HcSliceMemory& memory, int warp, int first_r
       float4 z[kTokens];
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
-        const uint2 packed =
-            *reinterpret_cast<const uint2*>(memory.Z(first_row + t, stream) + channel);
+        const uint2 packed = *reinterpret_cast<const uint2*>(memory.Z(t, stream) + channel);
         UnpackBf16(packed.x, z[t].x, z[t].y);
         UnpackBf16(packed.y, z[t].z, z[t].w);
         if (t % kRowGroups == group) {
