@@ -37,6 +37,13 @@ __device__ inline void BarrierArrive(uint32_t barrier_address) {
 }
 __device__ inline void BarrierArrive(uint64_t* barrier) { BarrierArrive(SharedAddress(barrier)); }
 
+// The same, `times` times.
+__device__ inline void BarrierArrive(uint64_t* barrier, int times) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+               "r"(times)
+               : "memory");
+}
+
 // mbarrier.arrive.expect_tx: one arrival, and `bytes` more to wait for.
 __device__ inline void BarrierArriveExpect(uint64_t* barrier, uint32_t bytes) {
   asm volatile(
@@ -64,7 +71,8 @@ __device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
   BarrierWait(SharedAddress(barrier), parity);
 }
 
-// What the L2 cache does with a line (createpolicy, 9.7.9.18): gives it up first or last.
+// What the L2 cache does with a line (createpolicy, 9.7.9.18): gives it up in turn, first or last.
+inline constexpr uint64_t kEvictNormal = 0x1000000000000000;
 inline constexpr uint64_t kEvictFirst = 0x12f0000000000000;
 inline constexpr uint64_t kEvictLast = 0x14f0000000000000;
 
@@ -81,14 +89,18 @@ __device__ inline void CopyBox2(void* shared, const CUtensorMap* map, uint64_t* 
 __device__ inline void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// CopyBox3 of data that is read once: the L2 cache gives it up first.
-__device__ inline void CopyBox3Once(void* shared, const CUtensorMap* map, uint64_t* barrier, int x,
-                                    int y, int z) {
+// CopyBox3 with what the L2 cache is to do with the data; and of data that is read once.
+__device__ inline void CopyBox3With(uint64_t policy, void* shared, const CUtensorMap* map,
+                                    uint64_t* barrier, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(SharedAddress(shared)),
-      "l"(map), "r"(SharedAddress(barrier)), "r"(x), "r"(y), "r"(z), "l"(kEvictFirst)
+      "l"(map), "r"(SharedAddress(barrier)), "r"(x), "r"(y), "r"(z), "l"(policy)
       : "memory");
+}
+__device__ inline void CopyBox3Once(void* shared, const CUtensorMap* map, uint64_t* barrier, int x,
+                                    int y, int z) {
+  CopyBox3With(kEvictFirst, shared, map, barrier, x, y, z);
 }
 __device__ inline void CopyBox3(void* shared, const CUtensorMap* map, uint64_t* barrier, int x,
                                 int y, int z) {
@@ -97,22 +109,6 @@ __device__ inline void CopyBox3(void* shared, const CUtensorMap* map, uint64_t* 
       "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(SharedAddress(shared)),
       "l"(map), "r"(SharedAddress(barrier)), "r"(x), "r"(y), "r"(z)
       : "memory");
-}
-
-// cp.async.bulk.tensor.3d to global memory: one box; what lies outside the array is not written.
-__device__ inline void StoreBox3(const CUtensorMap* map, const void* shared, int x, int y, int z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-      "r"(SharedAddress(shared)), "r"(x), "r"(y), "r"(z)
-      : "memory");
-}
-// cp.async.bulk.commit_group, wait_group (9.7.9.25.6): this thread's stores so far have read their
-// source; the end of the kernel makes them visible.
-__device__ inline void WaitForStores() {
-  asm volatile(
-      "cp.async.bulk.commit_group;\n"
-      "cp.async.bulk.wait_group.read 0;" ::
-          : "memory");
 }
 
 // The stages of a ring of kStages buffers in the order of use. Who fills waits on the empty barrier

@@ -17,7 +17,6 @@ struct AttentionTile {
   static constexpr int kKeys = kAttentionKeys;
   static constexpr int kDims = 512;
   static constexpr int kStages = 3;
-  static constexpr int kProbBuffers = 1;
   static constexpr int kGroupThreads = 128;
   static constexpr int kThreads = 4 * kGroupThreads;
   static constexpr int kSlices = kDims / 64;  // of 64 dims: 128 bytes a row
@@ -25,10 +24,9 @@ struct AttentionTile {
   static constexpr int kStageBytes = kSlices * kSliceBytes;
   static constexpr int kRegisterSlices = 6;  // of the queries; the others stay in shared memory
   static constexpr int kRopeDims = 64;       // the last ones: the third warpgroup has them
-  static constexpr int kGatherWarps = 2;
-  static constexpr int kRowsAtOnce = 32 * kGatherWarps / 8;  // 128 bytes of each
-  static constexpr int kListWarps = 2;
-  static constexpr int kEntriesAtOnce = 8;  // by each lane of a listing warp
+  static constexpr int kGatherWarps = 3;     // the fourth lists
+  static constexpr int kRowsAtOnce = 4;      // of a warp: 128 bytes of each
+  static constexpr int kEntriesAtOnce = 8;   // by each lane of the listing warp
   // Registers of a thread: 65,536 a processor.
   static constexpr int kScoreRegisters = 160;
   static constexpr int kValueRegisters = 160;
@@ -36,17 +34,16 @@ struct AttentionTile {
   static_assert(kScoreRegisters + 2 * kValueRegisters + kLoadRegisters == 512);
   static_assert(kHeads == 64 && kKeys == 64, "rows of queries, keys and probabilities");
   static_assert(kSlices == kLatentSlices && kSliceBytes == kLatentSliceBytes);
-  static_assert(kRowsAtOnce == 8, "rows of the swizzle");
-  static_assert(kGatherWarps + kListWarps == kGroupThreads / 32);
+  static_assert(kGatherWarps + 1 == kGroupThreads / 32);
 };
 // An item has all entries that ratio 4 chose, or those of one split under ratio 128.
 inline constexpr int kMaxItemEntries = 1152;
 static_assert(kMaxItemEntries >= kMaxTopK);
 
-// What the listing warps find out about an item.
+// What the listing warp finds out about an item.
 struct ItemList {
-  TokenKeys keys;                             // under ratio 4 without the entries
-  int num_chosen[AttentionTile::kListWarps];  // ratio 4: entries that each listing warp found
+  TokenKeys keys;  // under ratio 4 without the entries
+  int num_chosen;  // ratio 4: entries
   float2 angles[AttentionTile::kRopeDims / 2];
   // Where the rows of this item's entries begin, in units of 16 bytes.
   uint32_t entry_offsets[kMaxItemEntries];
@@ -55,29 +52,34 @@ struct ItemList {
 // Rows are swizzled as device/wgmma.cuh describes.
 struct alignas(1024) AttentionShared {
   uint8_t stages[AttentionTile::kStages][AttentionTile::kSlices]
-                [AttentionTile::kSliceBytes];                              // keys or queries
-  uint8_t probs[AttentionTile::kProbBuffers][AttentionTile::kSliceBytes];  // bf16 [heads][keys]
+                [AttentionTile::kSliceBytes];  // keys or queries
+  uint8_t probs[AttentionTile::kSliceBytes];   // bf16 [heads][keys]
   uint8_t query[AttentionTile::kSlices - AttentionTile::kRegisterSlices]
                [AttentionTile::kSliceBytes];
   ItemList lists[2];
-  float rescale[AttentionTile::kProbBuffers]
-               [AttentionTile::kHeads];  // factor of the sums before this step
-  float inverse[AttentionTile::kProbBuffers]
-               [AttentionTile::kHeads];  // with an item's last step: 1 / denominator
+  float rescale[AttentionTile::kHeads];  // factor of the sums before this step
+  float inverse[AttentionTile::kHeads];  // with an item's last step: 1 / denominator
   uint64_t full[AttentionTile::kStages];
   uint64_t empty[AttentionTile::kStages];
-  uint64_t scored;  // a step's scores are there
-  uint64_t probs_full[AttentionTile::kProbBuffers];
-  uint64_t probs_empty[AttentionTile::kProbBuffers];
   uint64_t keys_found[2];  // all of a list but what depends on top_entries
   uint64_t list_full[2];
   uint64_t list_empty[2];
 };
 static_assert(sizeof(AttentionShared) <= 227 * 1024);
 
-struct AttentionMaps {
-  CUtensorMap query;  // bf16 [T, H, 512], 64 dims x 64 heads a box
-  CUtensorMap out;    // the same of the output
+// Barriers between the warpgroups of scores and of values, all of whose threads take part.
+enum NamedBarrier : int {
+  kQueryTaken = 1,  // among the first warpgroup
+  kProbsFull = 2,
+  kProbsEmpty = 3,
+  kScored = 4,  // and 5, in turn: a step's scores are there
+};
+inline constexpr int kComputeThreads = 3 * AttentionTile::kGroupThreads;
+
+// What the L2 cache does with what is read (device/async_copy.cuh).
+struct AttentionPolicies {
+  uint64_t keys;
+  uint64_t queries;
 };
 
 // Items of one token are neighbours: its head groups, and the splits of each.
@@ -125,7 +127,7 @@ __device__ inline void CompleteSteps(const SparseAttentionArgs& args, const Atte
   const ItemList& list = shared.lists[slot.index];
   BarrierWait(&shared.list_full[slot.index], slot.parity);
   int num_keys = list.keys.size();
-  if (args.ratio == 4) num_keys += list.num_chosen[0] + list.num_chosen[1];
+  if (args.ratio == 4) num_keys += list.num_chosen;
   CutSteps(split, number % split.splits, num_keys, steps);
   steps.listed = true;
 }

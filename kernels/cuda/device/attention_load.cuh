@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/device/attention_items.cuh"
 
-// The loading warps of sparse_attention_blocks.cu: two list the rows of an item's keys, two gather.
+// The loading warps of sparse_attention_blocks.cu: three gather keys, one lists their rows.
 namespace lodestone::cuda {
 
 // Chosen entries (ratio 4), then the pages that hold them, of one part of the list; lane l has
@@ -41,57 +41,98 @@ __device__ inline int ListChosen(const SparseAttentionArgs& args, int first, con
   return count;
 }
 
-// A listing warp (of `part` 0 or 1): what to load and compute for every item. The loads that lead
-// to the entries' rows are queued before any key is: behind keys they take several times as long.
+// Ratio 128: the rows of a split's entries, by kListThreads threads.
+template <int kListThreads>
+__device__ inline void ListSplit(const SparseAttentionArgs& args, const AttentionSplits& split,
+                                 int split_number, const TokenKeys& keys, ItemList& list) {
+  const int32_t* const pages = args.block_table + keys.seq * args.max_pages;
+  ItemSteps steps = {};
+  CutSteps(split, split_number, keys.size(), steps);
+  const int begin = max(steps.step * AttentionTile::kKeys - keys.num_window, 0);
+  const int end = min(steps.end_step * AttentionTile::kKeys - keys.num_window, keys.num_entries);
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x) % kListThreads; begin + i < end; i += kListThreads) {
+    list.entry_offsets[i] = static_cast<uint32_t>(EntryLatentOffset(args, pages, begin + i) / 16);
+  }
+}
+
+// The list of a block's first item, by all threads: nothing else is to be done until it is there.
+// `keys` is what FindKeys gave.
+__device__ inline void ListFirstItem(const SparseAttentionArgs& args, const AttentionSplits& split,
+                                     const AttentionItem& item, const TokenKeys& keys,
+                                     ItemList& list) {
+  constexpr int kEntriesEach = kMaxTopK / AttentionTile::kThreads;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (args.ratio == 4) {
+    const int32_t* const pages = args.block_table + keys.seq * args.max_pages;
+    int32_t entries[kEntriesEach];
+#pragma unroll
+    for (int i = 0; i < kEntriesEach; ++i) {
+      const int at = thread + i * AttentionTile::kThreads;
+      entries[i] = at < args.k ? args.top_entries[int64_t{item.token} * args.k + at] : -1;
+    }
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kEntriesEach; ++i) {
+      if (entries[i] >= 0) {
+        list.entry_offsets[thread + i * AttentionTile::kThreads] =
+            static_cast<uint32_t>(EntryLatentOffset(args, pages, entries[i]) / 16);
+      }
+      count += __syncthreads_count(entries[i] >= 0);
+    }
+    if (thread == 0) list.num_chosen = count;
+  } else if (args.ratio == 128) {
+    ListSplit<AttentionTile::kThreads>(args, split, item.split, keys, list);
+  }
+  if (thread == 0) list.keys = keys;
+  if (thread < AttentionTile::kRopeDims / 2) {
+    list.angles[thread] = RopeAngle(keys.position, args.freqs[thread]);
+  }
+  __syncthreads();
+}
+
+// The listing warp: what to load and compute for every item but the first. The loads that lead to
+// the entries' rows are queued before any key of the item is: behind keys they take several times
+// as long.
 __device__ inline void ListItems(const SparseAttentionArgs& args, const AttentionSplits& split,
-                                 int part, AttentionShared& shared) {
-  constexpr int kPartEntries = 32 * AttentionTile::kEntriesAtOnce;
+                                 AttentionShared& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   RingStage<2> slot;
   for (int number = blockIdx.x; number < NumItems(args, split.splits); number += gridDim.x) {
+    const bool listed = number == static_cast<int>(blockIdx.x);
+    if (listed) {
+      if (lane == 0) BarrierArrive(&shared.keys_found[slot.index]);
+      BarrierArrive(&shared.list_full[slot.index]);
+      slot.Advance();
+      continue;
+    }
     const AttentionItem item = ItemOf(args, split.splits, number);
     ItemList& list = shared.lists[slot.index];
-    const bool first_item = number == static_cast<int>(blockIdx.x);
-    TokenKeys keys;
-    if (first_item) {  // no kernel writes what tells a token's keys, but for the chosen ones
-      keys = FindKeys(args, item.token);
-      WaitForPreviousKernel();
-    }
     ChosenPart chosen;
-    if (args.ratio == 4) LoadChosen(args, item.token, part * kPartEntries, chosen);
+    if (args.ratio == 4) LoadChosen(args, item.token, 0, chosen);
     const int32_t* const pages = args.block_table + args.token_seq[item.token] * args.max_pages;
     if (args.ratio == 4) LoadPages(pages, chosen);
-    if (!first_item) keys = FindKeys(args, item.token);
+    const TokenKeys keys = FindKeys(args, item.token);
     BarrierWait(&shared.list_empty[slot.index], slot.parity ^ 1);
-    if (part == 0 && lane == 0) {
+    if (lane == 0) {
       list.keys = keys;
       BarrierArrive(&shared.keys_found[slot.index]);
     }
     if (args.ratio == 4) {
       int count = 0;
-      for (int first = part * kPartEntries; first < args.k;) {
+      for (int first = 0; first < args.k;) {
         count += ListChosen(args, first, chosen, list);
-        first += AttentionTile::kListWarps * kPartEntries;
+        first += 32 * AttentionTile::kEntriesAtOnce;
         if (first >= args.k) break;
         LoadChosen(args, item.token, first, chosen);
         LoadPages(pages, chosen);
       }
-      if (lane == 0) list.num_chosen[part] = count;
+      if (lane == 0) list.num_chosen = count;
     } else if (args.ratio == 128) {
-      ItemSteps steps = {};
-      CutSteps(split, item.split, keys.size(), steps);
-      const int begin = max(steps.step * AttentionTile::kKeys - keys.num_window, 0);
-      const int end =
-          min(steps.end_step * AttentionTile::kKeys - keys.num_window, keys.num_entries);
-#pragma unroll 4
-      for (int i = 32 * part + lane; begin + i < end; i += 32 * AttentionTile::kListWarps) {
-        list.entry_offsets[i] =
-            static_cast<uint32_t>(EntryLatentOffset(args, pages, begin + i) / 16);
-      }
+      ListSplit<32>(args, split, item.split, keys, list);
     }
-    if (part == 1) list.angles[lane] = RopeAngle(keys.position, args.freqs[lane]);
-    __syncwarp();
-    if (lane == 0) BarrierArrive(&shared.list_full[slot.index]);
+    list.angles[lane] = RopeAngle(keys.position, args.freqs[lane]);
+    BarrierArrive(&shared.list_full[slot.index]);
     slot.Advance();
   }
 }
@@ -105,42 +146,44 @@ __device__ inline const uint8_t* FindRow(const SparseAttentionArgs& args, const 
 }
 
 // The keys of one step to a stage. Where there is none, the step's first takes its place; its
-// probability is 0. Thread t has bytes 16 (t % 8) .. + 15 of all slices of rows t / 8 + 8 i.
+// probability is 0. The gathering warps take turns with groups of 4 rows; lane l has bytes
+// 16 (l % 8) .. + 15 of all slices of row l / 8 of a group.
 __device__ inline void CopyKeys(const SparseAttentionArgs& args, const ItemList& list,
                                 int first_entry, const ItemSteps& steps, uint64_t policy,
                                 uint8_t* stage) {
-  const int thread = threadIdx.x % AttentionTile::kGroupThreads;
-  const int first_row = thread / 8;
+  const int warp = threadIdx.x % AttentionTile::kGroupThreads / 32;
+  const int unit = threadIdx.x % 8;
   const int first_key = steps.step * AttentionTile::kKeys;
-  const uint32_t to = SharedAddress(stage) + first_row * 128 + (thread % 8 ^ first_row) * 16;
 #pragma unroll 2
-  for (int i = 0; i < AttentionTile::kKeys / AttentionTile::kRowsAtOnce; ++i) {
-    const int index = first_key + first_row + i * AttentionTile::kRowsAtOnce;
-    const uint8_t* const row =
+  for (int row = warp * AttentionTile::kRowsAtOnce + threadIdx.x % 32 / 8;
+       row < AttentionTile::kKeys;
+       row += AttentionTile::kGatherWarps * AttentionTile::kRowsAtOnce) {
+    const int index = first_key + row;
+    const uint8_t* const from =
         FindRow(args, list, first_entry, index < steps.num_keys ? index : first_key);
-    CopyLatentSlices(row + thread % 8 * 16, to + i * AttentionTile::kRowsAtOnce * 128, policy);
+    CopyLatentSlices(from + unit * 16, SharedAddress(stage) + row * 128 + (unit ^ row % 8) * 16,
+                     policy);
   }
 }
 
 // The queries of an item to a stage, by all gathering threads.
-__device__ inline void CopyQuery(const AttentionMaps& maps, const AttentionItem& item, int stage,
-                                 AttentionShared& shared) {
+__device__ inline void CopyQuery(const CUtensorMap& query_map, const AttentionItem& item,
+                                 uint64_t policy, int stage, AttentionShared& shared) {
   if (threadIdx.x % AttentionTile::kGroupThreads != 0) {
     BarrierArrive(&shared.full[stage]);
     return;
   }
   BarrierArriveExpect(&shared.full[stage], AttentionTile::kStageBytes);
   for (int i = 0; i < AttentionTile::kSlices; ++i) {
-    CopyBox3Once(shared.stages[stage][i], &maps.query, &shared.full[stage], i * 64, item.head,
-                 item.token);
+    CopyBox3With(policy, shared.stages[stage][i], &query_map, &shared.full[stage], i * 64,
+                 item.head, item.token);
   }
 }
 
 // The gathering warps: for each item its queries, then the keys of all steps.
 __device__ inline void GatherItems(const SparseAttentionArgs& args, const AttentionSplits& split,
-                                   const AttentionMaps& maps, uint64_t policy,
+                                   const CUtensorMap& query_map, const AttentionPolicies& policy,
                                    AttentionShared& shared) {
-  WaitForPreviousKernel();
   RingStage<2> slot;
   RingStage<AttentionTile::kStages> stage;
   for (int number = blockIdx.x; number < NumItems(args, split.splits); number += gridDim.x) {
@@ -150,7 +193,7 @@ __device__ inline void GatherItems(const SparseAttentionArgs& args, const Attent
     if (split.splits > 1) steps = BeginSteps(args, split, number, slot, shared);
     if (split.splits == 1 || steps.step < steps.end_step) {
       BarrierWait(&shared.empty[stage.index], stage.parity ^ 1);
-      CopyQuery(maps, ItemOf(args, split.splits, number), stage.index, shared);
+      CopyQuery(query_map, ItemOf(args, split.splits, number), policy.queries, stage.index, shared);
       stage.Advance();
     }
     if (split.splits == 1) steps = BeginSteps(args, split, number, slot, shared);
@@ -158,15 +201,14 @@ __device__ inline void GatherItems(const SparseAttentionArgs& args, const Attent
         args.ratio == 128 ? max(steps.step * AttentionTile::kKeys - list.keys.num_window, 0) : 0;
     while (steps.step < steps.end_step) {
       BarrierWait(&shared.empty[stage.index], stage.parity ^ 1);
-      CopyKeys(args, list, first_entry, steps, policy, shared.stages[stage.index][0]);
+      CopyKeys(args, list, first_entry, steps, policy.keys, shared.stages[stage.index][0]);
       CopyAsyncArrive(&shared.full[stage.index]);
       stage.Advance();
       if (++steps.step == steps.end_step && !steps.listed) {
         CompleteSteps(args, split, number, slot, shared, steps);
       }
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) BarrierArrive(&shared.list_empty[slot.index]);
+    BarrierArrive(&shared.list_empty[slot.index]);
     slot.Advance();
   }
 }

@@ -8,8 +8,6 @@
 // The first warpgroup of sparse_attention_blocks.cu: scores and probabilities.
 namespace lodestone::cuda {
 
-inline constexpr int kQueryTakenBarrier = 1;
-
 // threadIdx.x, read here: what follows from it is computed again, not kept in registers that the
 // loop has not.
 __device__ inline int ThreadNow() {
@@ -40,12 +38,12 @@ __device__ inline void TakeQuery(
         rest[thread + i * AttentionTile::kGroupThreads];
   }
   SharedProxyFence();
-  NamedBarrierSync(kQueryTakenBarrier, AttentionTile::kGroupThreads);
+  NamedBarrierSync(kQueryTaken, AttentionTile::kGroupThreads);
 }
 
-// scores[64 heads, 64 keys] of the keys in a stage.
-__device__ inline void ScoreKeys(const AttentionShared& shared, const QueryRegisters& query,
-                                 const uint8_t* stage, float (&scores)[32]) {
+// Queues scores[64 heads, 64 keys] of the keys in a stage.
+__device__ inline void QueueScores(const AttentionShared& shared, const QueryRegisters& query,
+                                   const uint8_t* stage, float (&scores)[32]) {
   const uint64_t keys = RowTileDescriptor(SharedAddress(stage));
   const uint64_t rest = RowTileDescriptor(SharedAddress(shared.query));
   WgmmaFence();
@@ -61,33 +59,30 @@ __device__ inline void ScoreKeys(const AttentionShared& shared, const QueryRegis
     }
   }
   WgmmaCommit();
-  WgmmaWait<0>();
-  HoldRegisters(scores);
 }
 
 // Probabilities and factors for the warpgroups of the values.
 __device__ inline void ShareProbabilities(const uint32_t (&probs)[4][4], const float (&rescale)[2],
-                                          int buffer, AttentionShared& shared) {
+                                          AttentionShared& shared) {
   const int lane = ThreadNow() % 32;
   const int first_row = ThreadNow() % AttentionTile::kGroupThreads / 32 * 16;
   const int to_row = first_row + lane % 16;
-  const uint32_t to = SharedAddress(shared.probs[buffer]) + to_row * 128;
+  const uint32_t to = SharedAddress(shared.probs) + to_row * 128;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int unit = (2 * i + lane / 16) ^ (to_row % 8);
     StoreMatrices(to + unit * 16, probs[i][0], probs[i][1], probs[i][2], probs[i][3]);
   }
   if (lane % 4 == 0) {
-    shared.rescale[buffer][first_row + lane / 4] = rescale[0];
-    shared.rescale[buffer][first_row + lane / 4 + 8] = rescale[1];
+    shared.rescale[first_row + lane / 4] = rescale[0];
+    shared.rescale[first_row + lane / 4 + 8] = rescale[1];
   }
   SharedProxyFence();
 }
 
 // 1 / denominator of each head, or the split's statistics.
 __device__ inline void FinishStats(const SparseAttentionArgs& args, const AttentionSplits& split,
-                                   int number, const RowStats& stats, int buffer,
-                                   AttentionShared& shared) {
+                                   int number, const RowStats& stats, AttentionShared& shared) {
   const AttentionItem item = ItemOf(args, split.splits, number);
   if (threadIdx.x % 4 != 0) return;
   const int row = threadIdx.x % AttentionTile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4;
@@ -101,7 +96,7 @@ __device__ inline void FinishStats(const SparseAttentionArgs& args, const Attent
                                                                               stats.sum[j]};
     } else {
       const float sink = SinkTerm(args.sink[head], stats.reference[j]);
-      shared.inverse[buffer][row + 8 * j] = InverseDenominator(stats.sum[j], sink);
+      shared.inverse[row + 8 * j] = InverseDenominator(stats.sum[j], sink);
     }
   }
 }
@@ -116,55 +111,76 @@ __device__ inline void StoreEmptySplit(const SparseAttentionArgs& args, int spli
                                                                                        0};
 }
 
+// Gives a step's probabilities to the warpgroups of the values, once these are done with the step
+// before.
+__device__ inline void PassProbabilities(const uint32_t (&probs)[4][4], const float (&rescale)[2],
+                                         int& steps_done, AttentionShared& shared) {
+  ShareProbabilities(probs, rescale, shared);
+  NamedBarrierArrive(kProbsFull, kComputeThreads);
+  ++steps_done;
+}
+
+// Scores and probabilities of an item with at least one step. A step's probabilities are shared
+// while the next step's scores are computed.
+__device__ inline void ScoreItem(const SparseAttentionArgs& args, const AttentionSplits& split,
+                                 float scale, int number, const RingStage<2>& slot,
+                                 ItemSteps& steps, RingStage<AttentionTile::kStages>& stage,
+                                 int& steps_done, AttentionShared& shared) {
+  BarrierWait(&shared.full[stage.index], stage.parity);
+  QueryRegisters query;
+  TakeQuery(shared.stages[stage.index], shared, query);
+  BarrierArrive(&shared.empty[stage.index], 3);  // for all warpgroups
+  stage.Advance();
+  RowStats stats = {{-INFINITY, -INFINITY}, {0, 0}};
+  uint32_t probs[4][4];
+  float rescale[2];
+  bool waiting = false;  // probabilities of the step before, to be shared
+  for (; steps.step < steps.end_step; ++steps.step) {
+    BarrierWait(&shared.full[stage.index], stage.parity);
+    SharedProxyFence();
+    float scores[32];
+    QueueScores(shared, query, shared.stages[stage.index][0], scores);
+    if (waiting) {
+      if (steps_done > 0) NamedBarrierSync(kProbsEmpty, kComputeThreads);
+      PassProbabilities(probs, rescale, steps_done, shared);
+    }
+    WgmmaWait<0>();
+    HoldRegisters(scores);
+    NamedBarrierArrive(kScored + steps_done % 2, kComputeThreads);
+    if (threadIdx.x % AttentionTile::kGroupThreads == 0) {
+      BarrierArrive(&shared.empty[stage.index], AttentionTile::kGroupThreads);
+    }
+    stage.Advance();
+    if (steps.step + 1 == steps.end_step && !steps.listed) {
+      CompleteSteps(args, split, number, slot, shared, steps);
+    }
+    ToProbabilities(scores, steps.num_keys - steps.step * AttentionTile::kKeys, scale, stats, probs,
+                    rescale);
+    waiting = true;
+  }
+  if (steps_done > 0) NamedBarrierSync(kProbsEmpty, kComputeThreads);
+  FinishStats(args, split, number, stats, shared);
+  __syncwarp();
+  PassProbabilities(probs, rescale, steps_done, shared);
+}
+
 // First warpgroup: scores and probabilities of all items.
 __device__ inline void ScoreItems(const SparseAttentionArgs& args, const AttentionSplits& split,
                                   float scale, AttentionShared& shared) {
   RingStage<2> slot;
-  RingStage<AttentionTile::kProbBuffers> buffer;
   RingStage<AttentionTile::kStages> stage;
+  int steps_done = 0;
   for (int number = blockIdx.x; number < NumItems(args, split.splits); number += gridDim.x) {
     ItemSteps steps = BeginSteps(args, split, number, slot, shared);
     if (steps.step == steps.end_step) {
       StoreEmptySplit(args, split.splits, ItemOf(args, split.splits, number));
     } else {
-      BarrierWait(&shared.full[stage.index], stage.parity);
-      QueryRegisters query;
-      TakeQuery(shared.stages[stage.index], shared, query);
-      if (threadIdx.x % AttentionTile::kGroupThreads < 3) BarrierArrive(&shared.empty[stage.index]);
-      stage.Advance();
-      RowStats stats = {{-INFINITY, -INFINITY}, {0, 0}};
-      for (; steps.step < steps.end_step; ++steps.step) {
-        BarrierWait(&shared.full[stage.index], stage.parity);
-        SharedProxyFence();
-        float scores[32];
-        ScoreKeys(shared, query, shared.stages[stage.index][0], scores);
-        if (threadIdx.x % AttentionTile::kGroupThreads == 0) {
-          BarrierArrive(&shared.scored);
-          BarrierArrive(&shared.empty[stage.index]);
-        }
-        stage.Advance();
-        if (steps.step + 1 == steps.end_step && !steps.listed) {
-          CompleteSteps(args, split, number, slot, shared, steps);
-        }
-        uint32_t probs[4][4];
-        float rescale[2];
-        ToProbabilities(scores, steps.num_keys - steps.step * AttentionTile::kKeys, scale, stats,
-                        probs, rescale);
-        BarrierWait(&shared.probs_empty[buffer.index], buffer.parity ^ 1);
-        if (steps.step + 1 == steps.end_step) {
-          FinishStats(args, split, number, stats, buffer.index, shared);
-          __syncwarp();
-        }
-        ShareProbabilities(probs, rescale, buffer.index, shared);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) BarrierArrive(&shared.probs_full[buffer.index]);
-        buffer.Advance();
-      }
+      ScoreItem(args, split, scale, number, slot, steps, stage, steps_done, shared);
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) BarrierArrive(&shared.list_empty[slot.index]);
+    BarrierArrive(&shared.list_empty[slot.index]);
     slot.Advance();
   }
+  if (steps_done > 0) NamedBarrierSync(kProbsEmpty, kComputeThreads);
 }
 
 }  // namespace lodestone::cuda

@@ -8,8 +8,6 @@
 // The second and third warpgroup of sparse_attention_blocks.cu: probabilities times values.
 namespace lodestone::cuda {
 
-inline constexpr int kOutStagedBarrier = 2;  // and 3: one for each half
-
 // One half of the dims of 64 heads; two products of 128 dims each, since an instruction over 256
 // needs more registers than a thread has at the kernel's start.
 using HalfSums = float[2][64];
@@ -21,10 +19,13 @@ __device__ inline void RescaleSums(HalfSums& sums, float factor, float factor8) 
   for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] *= i / 2 % 2 == 0 ? factor : factor8;
 }
 
-// sums += probabilities x one half of the values' dims.
-__device__ inline void AddValues(const AttentionShared& shared, int buffer, const uint8_t* values,
-                                 HalfSums& sums) {
-  const uint64_t probs = RowTileDescriptor(SharedAddress(shared.probs[buffer]));
+// sums += probabilities x one half of the dims of the values in a stage.
+__device__ inline void AddValues(const RingStage<AttentionTile::kStages>& stage, int half,
+                                 AttentionShared& shared, HalfSums& sums) {
+  BarrierWait(&shared.full[stage.index], stage.parity);
+  SharedProxyFence();
+  const uint8_t* const values = shared.stages[stage.index][half * AttentionTile::kSlices / 2];
+  const uint64_t probs = RowTileDescriptor(SharedAddress(shared.probs));
   const uint64_t base = ColumnTileDescriptor(SharedAddress(values), AttentionTile::kSliceBytes);
   WgmmaFence();
 #pragma unroll
@@ -89,71 +90,104 @@ __device__ inline void StoreSums(const SparseAttentionArgs& args, int splits,
   }
 }
 
-// Stores one half of the dims of an item: results, by way of its last step's stage, or sums.
+// What StageOut has put into `slices`, to global memory: each warp its 16 rows. Then `empty` is
+// arrived at: the slices have been read, though not all is stored.
+__device__ inline void StoreOut(const SparseAttentionArgs& args, const AttentionItem& item,
+                                int half, const uint8_t* slices, uint64_t* empty) {
+  constexpr int kSlices = AttentionTile::kSlices / 2;
+  const int lane = threadIdx.x % 32;
+  const int first_row = threadIdx.x % AttentionTile::kGroupThreads / 32 * 16 + lane / 8;
+  uint4 units[4][kSlices];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = first_row + 4 * i;
+#pragma unroll
+    for (int j = 0; j < kSlices; ++j) {
+      units[i][j] = *reinterpret_cast<const uint4*>(slices + j * AttentionTile::kSliceBytes +
+                                                    row * 128 + (lane % 8 ^ row % 8) * 16);
+    }
+  }
+  BarrierArrive(empty);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int head = item.head + first_row + 4 * i;
+    if (head >= args.num_heads) break;
+    uint16_t* const out = args.out +
+                          (int64_t{item.token} * args.num_heads + head) * AttentionTile::kDims +
+                          half * (AttentionTile::kDims / 2) + lane % 8 * 8;
+#pragma unroll
+    for (int j = 0; j < kSlices; ++j) *reinterpret_cast<uint4*>(out + j * 64) = units[i][j];
+  }
+}
+
+// Stores one half of the dims of an item: results, by way of its last step's stage, or sums. Leaves
+// the stage.
 __device__ inline void FinishSums(const SparseAttentionArgs& args, const AttentionSplits& split,
-                                  const AttentionMaps& maps, int number, int half,
-                                  const float (&inverse)[2], const float2* angles, uint8_t* values,
+                                  int number, int half, const float (&inverse)[2],
+                                  const float2* angles, uint8_t* values, uint64_t* empty,
                                   const HalfSums& sums) {
   const AttentionItem item = ItemOf(args, split.splits, number);
   if (split.splits > 1) {
+    BarrierArrive(empty);
     StoreSums(args, split.splits, item, half, sums);
     return;
   }
   StageOut(half, sums, inverse, angles, values);
-  SharedProxyFence();
-  NamedBarrierSync(kOutStagedBarrier + half, AttentionTile::kGroupThreads);
-  if (threadIdx.x % AttentionTile::kGroupThreads != 0) return;
-  for (int i = 0; i < AttentionTile::kSlices / 2; ++i) {
-    StoreBox3(&maps.out, values + i * AttentionTile::kSliceBytes,
-              (half * AttentionTile::kSlices / 2 + i) * 64, item.head, item.token);
-  }
-  WaitForStores();
+  __syncwarp();
+  StoreOut(args, item, half, values, empty);
 }
 
-// Second and third warpgroup: one half of the output's dims of all items. A step's values wait
-// until the next step's scores are there: both would take turns on the tensor cores, and these idle
-// while probabilities are computed.
-__device__ inline void SumItems(const SparseAttentionArgs& args, const AttentionSplits& split,
-                                const AttentionMaps& maps, AttentionShared& shared) {
-  const int half = static_cast<int>(threadIdx.x / AttentionTile::kGroupThreads) - 1;
+// Adds up an item with at least one step and stores it. A step's values wait until the next step's
+// scores are there: both would take turns on the tensor cores, and these idle while probabilities
+// are computed.
+__device__ inline void SumItem(const SparseAttentionArgs& args, const AttentionSplits& split,
+                               int number, int half, const RingStage<2>& slot, ItemSteps& steps,
+                               RingStage<AttentionTile::kStages>& stage, int& steps_done,
+                               AttentionShared& shared) {
   const int row = threadIdx.x % AttentionTile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4;
+  HalfSums sums;
+#pragma unroll
+  for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] = 0;
+  stage.Advance();  // the queries
+  NamedBarrierSync(kScored + steps_done % 2, kComputeThreads);
+  for (;;) {
+    NamedBarrierSync(kProbsFull, kComputeThreads);
+    ++steps_done;
+    if (++steps.step == steps.end_step && !steps.listed) {
+      CompleteSteps(args, split, number, slot, shared, steps);
+    }
+    RescaleSums(sums, shared.rescale[row], shared.rescale[row + 8]);
+    if (steps.step == steps.end_step) break;
+    NamedBarrierSync(kScored + steps_done % 2, kComputeThreads);
+    AddValues(stage, half, shared, sums);
+    NamedBarrierArrive(kProbsEmpty, kComputeThreads);
+    if (threadIdx.x % AttentionTile::kGroupThreads == 0) {
+      BarrierArrive(&shared.empty[stage.index], AttentionTile::kGroupThreads);
+    }
+    stage.Advance();
+  }
+  const float inverse[2] = {shared.inverse[row], shared.inverse[row + 8]};
+  AddValues(stage, half, shared, sums);
+  NamedBarrierArrive(kProbsEmpty, kComputeThreads);
+  FinishSums(args, split, number, half, inverse, shared.lists[slot.index].angles,
+             shared.stages[stage.index][half * AttentionTile::kSlices / 2],
+             &shared.empty[stage.index], sums);
+  stage.Advance();
+}
+
+// Second and third warpgroup: one half of the output's dims of all items.
+__device__ inline void SumItems(const SparseAttentionArgs& args, const AttentionSplits& split,
+                                AttentionShared& shared) {
+  const int half = static_cast<int>(threadIdx.x / AttentionTile::kGroupThreads) - 1;
   RingStage<2> slot;
-  RingStage<1> scored;
-  RingStage<AttentionTile::kProbBuffers> buffer;
   RingStage<AttentionTile::kStages> stage;
+  int steps_done = 0;
   for (int number = blockIdx.x; number < NumItems(args, split.splits); number += gridDim.x) {
     ItemSteps steps = BeginSteps(args, split, number, slot, shared);
-    HalfSums sums;
-#pragma unroll
-    for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] = 0;
-    if (steps.step < steps.end_step) stage.Advance();  // the queries
-    while (steps.step < steps.end_step) {
-      BarrierWait(&shared.probs_full[buffer.index], buffer.parity);
-      if (++steps.step == steps.end_step && !steps.listed) {
-        CompleteSteps(args, split, number, slot, shared, steps);
-      }
-      RescaleSums(sums, shared.rescale[buffer.index][row], shared.rescale[buffer.index][row + 8]);
-      scored.Advance();
-      if (steps.step < steps.end_step) BarrierWait(&shared.scored, scored.parity);
-      BarrierWait(&shared.full[stage.index], stage.parity);
-      SharedProxyFence();
-      uint8_t* const values = shared.stages[stage.index][half * AttentionTile::kSlices / 2];
-      AddValues(shared, buffer.index, values, sums);
-      const float inverse[2] = {shared.inverse[buffer.index][row],
-                                shared.inverse[buffer.index][row + 8]};
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) BarrierArrive(&shared.probs_empty[buffer.index]);
-      if (steps.step == steps.end_step) {
-        FinishSums(args, split, maps, number, half, inverse, shared.lists[slot.index].angles,
-                   values, sums);
-      }
-      if (threadIdx.x % AttentionTile::kGroupThreads == 0)
-        BarrierArrive(&shared.empty[stage.index]);
-      buffer.Advance();
-      stage.Advance();
+    if (steps.step < steps.end_step) {
+      SumItem(args, split, number, half, slot, steps, stage, steps_done, shared);
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) BarrierArrive(&shared.list_empty[slot.index]);
+    BarrierArrive(&shared.list_empty[slot.index]);
     slot.Advance();
   }
 }
