@@ -161,7 +161,9 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
     end.api = "grpc";
     end.request_id = self->proto_.request_id().substr(0, 128);
     end.received_at = self->received_at_;
-    self->context_.router_metrics->RequestStarted();
+    RouterMetrics& metrics = *self->context_.router_metrics;
+    metrics.RequestStarted();
+    metrics.StreamsOpen(1);
     const ApiOr<Outcome> outcome = co_await self->GenerateOrRefuse(end);
     if (outcome.ok()) {
       end.outcome = outcome.value();
@@ -179,7 +181,8 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
     }
     self->Finish(grpc::Status(static_cast<grpc::StatusCode>(status.code()),
                               std::string(status.message())));
-    RecordEnd(end, *self->context_.router_metrics);
+    metrics.StreamsOpen(-1);
+    RecordEnd(end, metrics);
   }
 
   // The first token has no gap before it.
