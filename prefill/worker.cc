@@ -119,10 +119,11 @@ absl::Status PrefillWorker::Turn() {
   TakeCommands();
   Admit();
   TakeOutcomes();
+  if (scheduler_.num_running() > 0) PublishServing();  // a prompt of one step is gone after it
   RETURN_IF_ERROR(StepOnce());
   TakeOutcomes();
   RETURN_IF_ERROR(sender_.health());
-  Publish(draining_ ? LoopState::kDraining : LoopState::kReady, draining_ ? "draining" : "");
+  PublishServing();
   return absl::OkStatus();
 }
 
@@ -315,6 +316,10 @@ void PrefillWorker::FailAll(const absl::Status& status) {
     EndJob(std::move(handing_off_.extract(handing_off_.begin()).mapped()), status);
   }
   sender_.Pump();
+}
+
+void PrefillWorker::PublishServing() {
+  Publish(draining_ ? LoopState::kDraining : LoopState::kReady, draining_ ? "draining" : "");
 }
 
 void PrefillWorker::Publish(LoopState state, std::string reason) {

@@ -76,6 +76,7 @@ class PrefillWorker {
   void SendHeldReplies();
   std::unique_ptr<PrefillJob> TakeHeld(PrefillTicket ticket);
   void EndJob(std::unique_ptr<PrefillJob> job, const absl::Status& status);
+  void PublishServing();
   void Publish(LoopState state, std::string reason);
   void End(const absl::Status& status);
   void FailAll(const absl::Status& status);
