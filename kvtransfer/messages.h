@@ -14,6 +14,8 @@
 
 namespace lodestone {
 
+// One more with every change that the other end has to know of: of messages, frames or their order.
+// Both ends must have the same. 3: a hand-off follows the last offer, not its commit.
 inline constexpr int kLinkWireVersion = 3;
 
 // First message of a link, from prefill.

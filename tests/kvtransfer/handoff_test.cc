@@ -1,4 +1,6 @@
 // Sender and receiver over the loopback, without faults.
+#include <optional>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -63,6 +65,49 @@ TEST(HandoffTest, TheHandoffGoesOutAfterTheLastOfferAndWaitsForTheLastCommit) {
   ExpectAdoptedIntact(pair, lease, *prompt, 700);
   EXPECT_GT(offered, 4u);
   EXPECT_LT(committed_at_handoff, offered);
+}
+
+// Each offer may take its time: what comes after them is due once they are committed, not before.
+TEST(HandoffTest, AHandoffIsNotLateWhileItsLastOffersAreUnderWay) {
+  WorkerPair pair;
+  pair.network.faults.delay = std::chrono::seconds(6);
+  std::optional<TimePoint> handed_off;
+  pair.network.faults.to_decode = [&](ToDecode& message) {
+    if (!message.handoffs.empty()) handed_off = pair.clock.Now();
+    return LinkFault::kNone;
+  };
+  pair.network.faults.to_prefill = [&](ToPrefill& message) {
+    const bool is_late = handed_off.has_value() && !message.offers.empty();
+    return is_late ? LinkFault::kDelay : LinkFault::kNone;
+  };
+  const auto prompt = pair.Prompt(700, 1);
+  const LeaseId lease = pair.Begin(prompt.get(), 700);
+  pair.sender->Finish(lease, WorkerPair::MakeHandoff(700));
+  ExpectAdoptedIntact(pair, lease, *prompt, 700);
+  ASSERT_TRUE(handed_off.has_value());
+  EXPECT_GT(pair.clock.Now() - *handed_off, pair.options.times.answer);
+}
+
+// And then it is due.
+TEST(HandoffTest, AHandoffWithoutAnAnswerAfterTheLastCommitEndsTheLink) {
+  WorkerPair pair;
+  std::optional<TimePoint> committed;
+  pair.network.faults.to_prefill = [&](ToPrefill& message) {
+    for (const OfferReply& reply : message.offers) {
+      if (reply.verdict == OfferVerdict::kCommitted) committed = pair.clock.Now();
+    }
+    const bool is_end = !message.handoffs.empty() || !message.cancels.empty();
+    return is_end ? LinkFault::kDrop : LinkFault::kNone;
+  };
+  const auto prompt = pair.Prompt(700, 1);
+  const LeaseId lease = pair.Begin(prompt.get(), 700);
+  pair.sender->Finish(lease, WorkerPair::MakeHandoff(700));
+  ASSERT_TRUE(pair.RunUntilOutcome(lease));
+  EXPECT_THAT(pair.outcomes[lease].message(), HasSubstr("hand-off not answered"));
+  ASSERT_TRUE(committed.has_value());
+  const auto waited = pair.clock.Now() - *committed;
+  EXPECT_GT(waited, pair.options.times.answer);
+  EXPECT_LT(waited, pair.options.times.answer + std::chrono::seconds(1));
 }
 
 TEST(HandoffTest, EveryFormatArrivesBitExact) {
