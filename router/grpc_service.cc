@@ -164,14 +164,7 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
     RouterMetrics& metrics = *self->context_.router_metrics;
     metrics.RequestStarted();
     metrics.StreamsOpen(1);
-    const ApiOr<Outcome> outcome = co_await self->GenerateOrRefuse(end);
-    if (outcome.ok()) {
-      end.outcome = outcome.value();
-      const absl::Status written = co_await self->SendLast(outcome.value());
-      if (!written.ok()) end.error = FromStatus(written, "write");
-    } else {
-      end.error = outcome.error();
-    }
+    end.error = co_await self->GenerateOrRefuse(end);
     const absl::Status status =
         end.error.has_value() ? end.error->ToStatus() : absl::OkStatus();
     // A write that the client never took must have ended before Finish.
@@ -201,10 +194,15 @@ class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
                                            seconds_since(before) / static_cast<double>(num_gaps));
   }
 
-  // What there is no memory for is refused.
-  Task<ApiOr<Outcome>> GenerateOrRefuse(RequestEnd& end) {
+  // What there is no memory for is refused, the last reply included.
+  Task<std::optional<ApiError>> GenerateOrRefuse(RequestEnd& end) {
     try {
-      co_return co_await Generate(end);
+      const ApiOr<Outcome> outcome = co_await Generate(end);
+      if (!outcome.ok()) co_return outcome.error();
+      end.outcome = outcome.value();
+      const absl::Status written = co_await SendLast(outcome.value());
+      if (!written.ok()) co_return FromStatus(written, "write");
+      co_return std::nullopt;
     } catch (const std::bad_alloc&) {
     }
     co_return OutOfMemoryError();
