@@ -100,6 +100,15 @@ void PairedOps::RunBoth(const std::string& name, Op<Params> op, const Params& pa
   if (goes_on_ != GoesOn::kBase) twins.CopyBack();
 }
 
+template <typename Params, typename... Outputs>
+void PairedOps::RunWithTwins(const std::string& name, Op<Params> op, const Params& params,
+                             Stream& stream, Outputs Params::*... outputs) const {
+  Params twin = params;
+  OutputTwins twins;
+  (twins.Add(twin.*outputs), ...);
+  RunBoth(name, op, params, twin, twins, stream);
+}
+
 void PairedOps::EmbedTokens(const EmbedTokensParams& params, Stream& stream) const {
   EmbedTokensParams twin = params;
   OutputTwins twins;
@@ -119,10 +128,7 @@ void PairedOps::HcPre(const HcPreParams& params, Stream& stream) const {
 }
 
 void PairedOps::HcPost(const HcPostParams& params, Stream& stream) const {
-  HcPostParams twin = params;
-  OutputTwins twins;
-  twins.Add(twin.streams);
-  RunBoth("HcPost", &Ops::HcPost, params, twin, twins, stream);
+  RunWithTwins("HcPost", &Ops::HcPost, params, stream, &HcPostParams::streams);
 }
 
 void PairedOps::HcHead(const HcHeadParams& params, Stream& stream) const {
@@ -146,53 +152,34 @@ void PairedOps::Linear(const LinearParams& params, Stream& stream) const {
 }
 
 void PairedOps::RmsNorm(const RmsNormParams& params, Stream& stream) const {
-  RmsNormParams twin = params;
-  OutputTwins twins;
-  twins.Add(twin.out);
-  RunBoth("RmsNorm", &Ops::RmsNorm, params, twin, twins, stream);
+  RunWithTwins("RmsNorm", &Ops::RmsNorm, params, stream, &RmsNormParams::out);
 }
 
 void PairedOps::QueryNormRope(const QueryNormRopeParams& params, Stream& stream) const {
-  QueryNormRopeParams twin = params;
-  OutputTwins twins;
-  twins.Add(twin.q);
-  RunBoth("QueryNormRope", &Ops::QueryNormRope, params, twin, twins, stream);
+  RunWithTwins("QueryNormRope", &Ops::QueryNormRope, params, stream, &QueryNormRopeParams::q);
 }
 
 void PairedOps::WindowLatent(const WindowLatentParams& params, Stream& stream) const {
-  WindowLatentParams twin = params;
-  OutputTwins twins;
-  twins.Add(twin.latents);
-  RunBoth(NameOf("WindowLatent", params.round_fp8), &Ops::WindowLatent, params, twin, twins,
-          stream);
+  RunWithTwins(NameOf("WindowLatent", params.round_fp8), &Ops::WindowLatent, params, stream,
+               &WindowLatentParams::latents);
 }
 
 void PairedOps::StoreWindow(const StoreWindowParams& params, Stream& stream) const {
-  StoreWindowParams twin = params;
-  OutputTwins twins;
-  twins.Add(twin.ring);
-  RunBoth("StoreWindow", &Ops::StoreWindow, params, twin, twins, stream);
+  RunWithTwins("StoreWindow", &Ops::StoreWindow, params, stream, &StoreWindowParams::ring);
 }
 
 void PairedOps::CompressKv(const CompressKvParams& params, Stream& stream) const {
-  CompressKvParams twin = params;
-  OutputTwins twins;
-  twins.Add(twin.state_kv);
-  twins.Add(twin.state_score);
-  twins.Add(twin.entries);
   const bool rounded = params.row == CompressedRow::kLatent
                            ? params.round_fp8
                            : params.index_rounding != IndexRounding::kNone;
-  RunBoth(NameOf("CompressKv", rounded), &Ops::CompressKv, params, twin, twins, stream);
+  RunWithTwins(NameOf("CompressKv", rounded), &Ops::CompressKv, params, stream,
+               &CompressKvParams::state_kv, &CompressKvParams::state_score,
+               &CompressKvParams::entries);
 }
 
 void PairedOps::IndexQuery(const IndexQueryParams& params, Stream& stream) const {
-  IndexQueryParams twin = params;
-  OutputTwins twins;
-  twins.Add(twin.q);
-  twins.Add(twin.weight);
-  RunBoth(NameOf("IndexQuery", params.rounding != IndexRounding::kNone), &Ops::IndexQuery, params,
-          twin, twins, stream);
+  RunWithTwins(NameOf("IndexQuery", params.rounding != IndexRounding::kNone), &Ops::IndexQuery,
+               params, stream, &IndexQueryParams::q, &IndexQueryParams::weight);
 }
 
 void PairedOps::IndexTopK(const IndexTopKParams& params, Stream& stream) const {
@@ -227,10 +214,8 @@ void PairedOps::IndexTopK(const IndexTopKParams& params, Stream& stream) const {
 }
 
 void PairedOps::SparseAttention(const SparseAttentionParams& params, Stream& stream) const {
-  SparseAttentionParams twin = params;
-  OutputTwins twins;
-  twins.Add(twin.out);
-  RunBoth("SparseAttention", &Ops::SparseAttention, params, twin, twins, stream);
+  RunWithTwins("SparseAttention", &Ops::SparseAttention, params, stream,
+               &SparseAttentionParams::out);
 }
 
 // The scores by which the CPU chooses (MoeRouteParams).

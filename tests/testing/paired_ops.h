@@ -69,6 +69,10 @@ class PairedOps final : public ForwardingOps {
   void RunBoth(const std::string& name, Op<Params> op, const Params& params, const Params& twin,
                const OutputTwins& twins, Stream& stream,
                const std::function<void(OpDifference&)>& compare = nullptr) const;
+  // The same of an op all of whose inputs are those of the base: `outputs` alone are twins.
+  template <typename Params, typename... Outputs>
+  void RunWithTwins(const std::string& name, Op<Params> op, const Params& params, Stream& stream,
+                    Outputs Params::*... outputs) const;
   // The other's form of a weight.
   PackedWeight TwinOf(const PackedWeight& weight) const;
   ExpertWeights TwinOf(const ExpertWeights& expert) const;
