@@ -224,18 +224,13 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
       event.mutable_error()->set_message("scripted failure");
       return true;
     }
-    const bool at_end = script.next >= static_cast<int32_t>(script.output.size());
-    if (at_end && !script.ignore_eos) {
+    if (IsAtStop(script)) {
       event.set_finish_reason(v1::FINISH_REASON_STOP);
       return true;
     }
     for (int copy = 0; copy < (repeat_ ? 2 : 1); ++copy) {
       if (script.next == skip_) break;
-      v1::Token* token = event.add_tokens();
-      token->set_index(script.next);
-      token->set_id(at_end ? model_.eos_token_id
-                           : script.output[static_cast<size_t>(script.next)]);
-      if (script.logprobs) token->set_logprob(-0.5F);
+      SetNextToken(model_, script, -0.5F, event.add_tokens());
     }
     ++script.next;
     ++num_sent_;

@@ -140,11 +140,8 @@ class ScriptedPrefillImpl final : public ScriptedPrefill, public v1::PrefillServ
 
   // The next token of the script; why the answer ends with it.
   v1::FinishReason Begin(ScriptedDecode::Adoption& script, v1::Token* token) const {
-    const bool at_end = script.next >= static_cast<int32_t>(script.output.size());
-    if (at_end && !script.ignore_eos) return v1::FINISH_REASON_STOP;
-    token->set_index(script.next);
-    token->set_id(at_end ? model_.eos_token_id : script.output[static_cast<size_t>(script.next)]);
-    if (script.logprobs) token->set_logprob(-0.25F);
+    if (IsAtStop(script)) return v1::FINISH_REASON_STOP;
+    SetNextToken(model_, script, -0.25F, token);
     ++script.next;
     return script.next >= script.max_new_tokens ? v1::FINISH_REASON_LENGTH
                                                 : v1::FINISH_REASON_UNSPECIFIED;

@@ -66,4 +66,24 @@ v1::WorkerLoad ReadyLoad(int64_t free_bytes) {
   return load;
 }
 
+namespace {
+
+bool IsAtEnd(const ScriptedDecode::Adoption& script) {
+  return script.next >= static_cast<int32_t>(script.output.size());
+}
+
+}  // namespace
+
+bool IsAtStop(const ScriptedDecode::Adoption& script) {
+  return IsAtEnd(script) && !script.ignore_eos;
+}
+
+void SetNextToken(const ScriptedModel& model, const ScriptedDecode::Adoption& script, float logprob,
+                  v1::Token* token) {
+  token->set_index(script.next);
+  token->set_id(IsAtEnd(script) ? model.eos_token_id
+                                : script.output[static_cast<size_t>(script.next)]);
+  if (script.logprobs) token->set_logprob(logprob);
+}
+
 }  // namespace lodestone

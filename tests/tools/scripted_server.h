@@ -87,6 +87,12 @@ v1::WorkerHello MakeHello(const ScriptedModel& model, v1::WorkerRole role, const
                           const std::string& address);
 v1::WorkerLoad ReadyLoad(int64_t free_bytes);
 
+// Whether an answer ends at a stop token in the place of its next token.
+bool IsAtStop(const ScriptedDecode::Adoption& script);
+// The next token of an answer, which does not move on; with `logprob`, if that was asked for.
+void SetNextToken(const ScriptedModel& model, const ScriptedDecode::Adoption& script, float logprob,
+                  v1::Token* token);
+
 // A server that can break all its connections at once.
 class KillableServer {
  public:
