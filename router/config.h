@@ -87,7 +87,10 @@ struct RouterConfig {
           "Workers");
     visit(handoff_timeout, "handoff-timeout",
           "wait for the decode worker's first token after a prefill", "Workers");
-    visit(max_attempts, "max-attempts", "attempts of a request without a new token", "Workers");
+    visit(max_attempts, "max-attempts",
+          "attempts of a request without a new token; a worker's death is shared by those it took, "
+          "up to four",
+          "Workers");
     visit(drain_timeout, "drain-timeout", "time for running requests to end at a shutdown",
           "Workers");
     visit(sse_keepalive, "sse-keepalive", "what a silent stream sends", "Streaming",
