@@ -25,13 +25,6 @@ struct HcPostArgs {
   int hidden, blocks_per_token;
 };
 
-__device__ void Unpack(const uint4& packed, float (&values)[kVector]) {
-  UnpackBf16(packed.x, values[0], values[1]);
-  UnpackBf16(packed.y, values[2], values[3]);
-  UnpackBf16(packed.z, values[4], values[5]);
-  UnpackBf16(packed.w, values[6], values[7]);
-}
-
 __device__ uint4 Pack(const float (&values)[kVector]) {
   return {PackBf16(values[0], values[1]), PackBf16(values[2], values[3]),
           PackBf16(values[4], values[5]), PackBf16(values[6], values[7])};
@@ -49,9 +42,9 @@ __global__ void HcPostKernel(const __grid_constant__ HcPostArgs args) {
   uint16_t* const streams = args.streams + token * args.token_stride + channel;
   float x[kVector];
   float z[kStreams][kVector];
-  Unpack(*reinterpret_cast<const uint4*>(args.x + token * args.x_stride + channel), x);
+  UnpackBf16(*reinterpret_cast<const uint4*>(args.x + token * args.x_stride + channel), x);
   for (int j = 0; j < kStreams; ++j) {
-    Unpack(*reinterpret_cast<const uint4*>(streams + j * args.stream_stride), z[j]);
+    UnpackBf16(*reinterpret_cast<const uint4*>(streams + j * args.stream_stride), z[j]);
   }
   for (int k = 0; k < kStreams; ++k) {
     const float post = args.post[token * args.post_stride + k];
@@ -94,9 +87,9 @@ __global__ void HcHeadKernel(const __grid_constant__ HcHeadArgs args) {
   for (int i = static_cast<int>(threadIdx.x) * kVector; i < total; i += kHeadThreads * kVector) {
     const int stream = i / args.hidden;
     float z[kVector];
-    Unpack(*reinterpret_cast<const uint4*>(streams + stream * args.stream_stride +
-                                           (i - stream * args.hidden)),
-           z);
+    UnpackBf16(*reinterpret_cast<const uint4*>(streams + stream * args.stream_stride +
+                                               (i - stream * args.hidden)),
+               z);
     for (int j = 0; j < kVector; ++j) squares = fmaf(z[j], z[j], squares);
     for (int m = 0; m < kStreams; ++m) {
       const auto* const factors =

@@ -163,12 +163,7 @@ __device__ void StoreDims(const SparseAttentionArgs& args, const ClusterWork& wo
 #pragma unroll
     for (int i = 0; i < Tile::kBlockDims / 8; ++i) {  // blocks of 8 dims
       uint32_t word = PackBf16(sums[4 * i + 2 * j] * inverse, sums[4 * i + 2 * j + 1] * inverse);
-      if (work.rank >= kFirstRope) {
-        const float2 rotated =
-            RotateBack(Bf16ToFloat(static_cast<uint16_t>(word)),
-                       Bf16ToFloat(static_cast<uint16_t>(word >> 16)), shared.angles[4 * i + pair]);
-        word = PackBf16(rotated.x, rotated.y);
-      }
+      if (work.rank >= kFirstRope) word = RotateBack(word, shared.angles[4 * i + pair]);
       *reinterpret_cast<uint32_t*>(out + 8 * i) = word;
     }
   }

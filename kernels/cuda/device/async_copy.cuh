@@ -139,15 +139,8 @@ __device__ inline void PrefetchBulk(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
-// The address of `shared_address` in the shared memory of block `rank` of this cluster (mapa,
-// 9.7.9.24).
-__device__ inline uint32_t PeerAddress(uint32_t shared_address, uint32_t rank) {
-  uint32_t address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address), "r"(rank));
-  return address;
-}
 // cp.async.bulk from this block's shared memory to a peer's, where it completes on the peer's
-// barrier.
+// barrier; both addresses are ClusterAddress.
 __device__ inline void CopyToPeer(uint32_t peer_address, const void* shared, uint32_t bytes,
                                   uint32_t peer_barrier) {
   asm volatile(
@@ -156,6 +149,7 @@ __device__ inline void CopyToPeer(uint32_t peer_address, const void* shared, uin
       "r"(SharedAddress(shared)), "r"(bytes), "r"(peer_barrier)
       : "memory");
 }
+// %cluster_ctarank (10.16): this block's number in its cluster.
 __device__ inline uint32_t RankInCluster() {
   uint32_t rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

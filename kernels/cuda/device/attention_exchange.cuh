@@ -84,8 +84,7 @@ __device__ inline void SendResult(const StepResult<kHeads>& result, uint64_t* fu
   if (threadIdx.x % 32 != 0) return;
   for (int peer = static_cast<int>(threadIdx.x % 128 / 32); peer < blocks; peer += 4) {
     if (peer == rank) continue;
-    CopyToPeer(PeerAddress(SharedAddress(&result), peer), &result, sizeof(result),
-               PeerAddress(SharedAddress(full), peer));
+    CopyToPeer(ClusterAddress(&result, peer), &result, sizeof(result), ClusterAddress(full, peer));
   }
 }
 

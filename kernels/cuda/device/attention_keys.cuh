@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/launchers.h"
 
 // The keys of one token (SparseAttentionParams): window positions ascending, then entries.
@@ -124,6 +125,12 @@ __device__ inline float2 RopeAngle(int32_t position, float freq) {
 __device__ inline float2 RotateBack(float x, float y, float2 angle) {
   return {__fadd_rn(__fmul_rn(x, angle.x), __fmul_rn(y, angle.y)),
           __fsub_rn(__fmul_rn(y, angle.x), __fmul_rn(x, angle.y))};
+}
+// The same of a pair in bf16, rounded.
+__device__ inline uint32_t RotateBack(uint32_t pair, const float2& angle) {
+  const float2 rotated = RotateBack(Bf16ToFloat(static_cast<uint16_t>(pair)),
+                                    Bf16ToFloat(static_cast<uint16_t>(pair >> 16)), angle);
+  return PackBf16(rotated.x, rotated.y);
 }
 
 }  // namespace lodestone::cuda

@@ -59,10 +59,7 @@ __device__ inline void StageOut(int half, const HalfSums& sums, const float (&in
       words[j] = PackBf16(sums[at / 64][at % 64] * inverse[j % 2],
                           sums[at / 64][at % 64 + 1] * inverse[j % 2]);
       if (i >= kFirstRope && half == 1) {
-        const float2 rotated = RotateBack(Bf16ToFloat(static_cast<uint16_t>(words[j])),
-                                          Bf16ToFloat(static_cast<uint16_t>(words[j] >> 16)),
-                                          angles[(i + j / 2 - kFirstRope) * 4 + lane % 4]);
-        words[j] = PackBf16(rotated.x, rotated.y);
+        words[j] = RotateBack(words[j], angles[(i + j / 2 - kFirstRope) * 4 + lane % 4]);
       }
     }
     const int unit = (i % 8 + lane / 16) ^ (to_row % 8);

@@ -23,11 +23,7 @@ struct CompressArgs {
   int64_t kv_stride, score_stride, ape_stride;
   const uint16_t* norm_weight;
   const float* freqs;
-  const int32_t* positions;
-  const int32_t* token_seq;
-  const int32_t* seq_first;
-  const int32_t* seq_tokens;
-  const int32_t* seq_slot;
+  BatchPointers batch;
   const int32_t* block_table;
   int64_t max_pages;
   float* state_kv;
@@ -50,13 +46,13 @@ struct SeqSpan {
 };
 
 __device__ inline SeqSpan FindSpan(const CompressArgs& args, int seq) {
-  const int first = args.seq_first[seq];
-  const int position = args.positions[first];
+  const int first = args.batch.seq_first[seq];
+  const int position = args.batch.positions[first];
   return {.seq = seq,
           .first_token = first,
           .first_position = position,
-          .end_position = position + args.seq_tokens[seq],
-          .slot = args.seq_slot[seq]};
+          .end_position = position + args.batch.seq_tokens[seq],
+          .slot = args.batch.seq_slot[seq]};
 }
 
 // One channel of the rows of group `group`, whose first tokens may be in the state and whose others are
@@ -173,11 +169,7 @@ inline CompressArgs ArgsOf(const CompressKvParams& p) {
           .ape_stride = p.ape.strides[0],
           .norm_weight = p.norm_weight.as<uint16_t>(),
           .freqs = p.freqs.as<float>(),
-          .positions = p.batch.positions.as<int32_t>(),
-          .token_seq = p.batch.token_seq.as<int32_t>(),
-          .seq_first = p.batch.seq_first.as<int32_t>(),
-          .seq_tokens = p.batch.seq_tokens.as<int32_t>(),
-          .seq_slot = p.batch.seq_slot.as<int32_t>(),
+          .batch = PointersOf(p.batch),
           .block_table = p.batch.block_table.as<int32_t>(),
           .max_pages = p.batch.block_table.strides[0],
           .state_kv = p.state_kv.as<float>(),
@@ -286,10 +278,10 @@ __device__ inline void CompleteFour(const CompressArgs& args, const SeqSpan& spa
 // Pools the group that the token completes, if it does, and then, if args.updates_state, moves the
 // state. `row`: shared memory of args.dims floats.
 __device__ inline void CompressToken(const CompressArgs& args, int token, float* row) {
-  const int position = args.positions[token];
+  const int position = args.batch.positions[token];
   const bool completes = (position + 1) % args.ratio == 0;
   if (!completes && !args.updates_state) return;
-  const SeqSpan span = FindSpan(args, args.token_seq[token]);
+  const SeqSpan span = FindSpan(args, args.batch.token_seq[token]);
   if (span.first_position == span.end_position) return;  // fills the batch up
   if (completes && args.updates_state && args.ratio == kOverlap) {
     for (int channel = 4 * static_cast<int>(threadIdx.x); channel < args.dims;

@@ -81,10 +81,7 @@ __device__ inline float CollapseSlice(const HcArgs& args, float mix, const HcMix
     for (int m = 0; m < kStreams; ++m) {
       const uint4 packed = *reinterpret_cast<const uint4*>(streams + m * stride + channel);
       float z[kChunk];
-      UnpackBf16(packed.x, z[0], z[1]);
-      UnpackBf16(packed.y, z[2], z[3]);
-      UnpackBf16(packed.z, z[4], z[5]);
-      UnpackBf16(packed.w, z[6], z[7]);
+      UnpackBf16(packed, z);
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) sums[i] = fmaf(pre[m], z[i], sums[i]);
     }

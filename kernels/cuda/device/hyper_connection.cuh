@@ -45,11 +45,6 @@ __device__ inline float Reciprocal(float x) {
 
 __device__ inline float Sigmoid(float x) { return Reciprocal(1.0f + expf(-x)); }
 
-__device__ inline void UnpackBf16(uint32_t word, float& low, float& high) {
-  low = __uint_as_float(word << 16);
-  high = __uint_as_float(word & 0xffff0000u);
-}
-
 // The sums of kCount values over the lanes of a warp, each as WarpSum adds, for about one shuffle a
 // value: lanes with bit kOffset keep the upper half of the values, the others the lower one, and so
 // on. Returns the sum of value `index`; `left` below 1: of none. At first index 0, left kCount.

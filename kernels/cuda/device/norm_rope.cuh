@@ -58,10 +58,7 @@ __device__ void LoadValues(const uint16_t* from, float (&values)[kCount]) {
     *reinterpret_cast<uint4*>(words) = *reinterpret_cast<const uint4*>(from);
   }
 #pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
-    values[2 * i] = __uint_as_float(words[i] << 16);
-    values[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-  }
+  for (int i = 0; i < kCount / 2; ++i) UnpackBf16(words[i], values[2 * i], values[2 * i + 1]);
 }
 
 template <int kCount>
@@ -127,14 +124,18 @@ inline QueryNormRopeArgs ArgsOf(const QueryNormRopeParams& p) {
           .eps = p.eps};
 }
 
-// The per-head norm of bf16 queries, rounded after every step as the vendor's tensors are.
+// The per-head norm of bf16 queries, rounded after every step as the vendor's tensors are: what a
+// head of n dims is multiplied by, from the sum of its squares.
+__device__ inline float HeadFactor(float sum, int n, float eps) {
+  const float mean = RoundToBf16(sum / static_cast<float>(n));
+  return RoundToBf16(1.0f / sqrtf(RoundToBf16(mean + eps)));
+}
+
 template <int kTeam>
 __device__ void NormHead(float* row, int n, float eps) {
   float sum = 0;
   for (int i = TeamRank<kTeam>(); i < n; i += kTeam) sum += RoundToBf16(row[i] * row[i]);
-  sum = TeamSum<kTeam>(sum);
-  const float mean = RoundToBf16(sum / static_cast<float>(n));
-  const float factor = RoundToBf16(1.0f / sqrtf(RoundToBf16(mean + eps)));
+  const float factor = HeadFactor(TeamSum<kTeam>(sum), n, eps);
   for (int i = TeamRank<kTeam>(); i < n; i += kTeam) row[i] = RoundToBf16(row[i] * factor);
   TeamSync<kTeam>();
 }
@@ -162,8 +163,7 @@ __device__ inline void NormAndRotateInRegisters(const QueryNormRopeArgs& args, u
 #pragma unroll
     for (const float value : values[c]) sum += RoundToBf16(value * value);
   }
-  const float mean = RoundToBf16(WarpSum(sum) / static_cast<float>(kQueryDims));
-  const float factor = RoundToBf16(1.0f / sqrtf(RoundToBf16(mean + args.eps)));
+  const float factor = HeadFactor(WarpSum(sum), kQueryDims, args.eps);
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
@@ -225,11 +225,7 @@ __device__ inline void MakeLatent(const WindowLatentArgs& args, int64_t token, f
 struct StoreWindowArgs {
   const uint16_t* latents;
   int64_t latents_stride;
-  const int32_t* positions;
-  const int32_t* token_seq;
-  const int32_t* seq_first;
-  const int32_t* seq_tokens;
-  const int32_t* seq_slot;
+  BatchPointers batch;
   WritableRows ring;
   int dims, rope_dims, window;
   KvFormat format;
@@ -239,11 +235,7 @@ inline StoreWindowArgs ArgsOf(const StoreWindowParams& p) {
   RequireRow("LaunchStoreWindow", p.latents.shape[1], kMaxRowFloats);
   return {.latents = p.latents.as<uint16_t>(),
           .latents_stride = p.latents.strides[0],
-          .positions = p.batch.positions.as<int32_t>(),
-          .token_seq = p.batch.token_seq.as<int32_t>(),
-          .seq_first = p.batch.seq_first.as<int32_t>(),
-          .seq_tokens = p.batch.seq_tokens.as<int32_t>(),
-          .seq_slot = p.batch.seq_slot.as<int32_t>(),
+          .batch = PointersOf(p.batch),
           .ring = WritableRowsOf(p.ring),
           .dims = static_cast<int>(p.latents.shape[1]),
           .rope_dims = static_cast<int>(p.rope_dims),
@@ -253,16 +245,16 @@ inline StoreWindowArgs ArgsOf(const StoreWindowParams& p) {
 
 // Whether the token has a ring row of its own.
 __device__ inline bool IsStored(const StoreWindowArgs& args, int token) {
-  const int seq = args.token_seq[token];
-  const int end = args.seq_first[seq] + args.seq_tokens[seq];
+  const int seq = args.batch.token_seq[token];
+  const int end = args.batch.seq_first[seq] + args.batch.seq_tokens[seq];
   if (token < end - args.window) return false;  // a later token has the same ring row
   return token < end;                           // else it fills the batch up
 }
 
 // The latent in `row` to its ring row. REQUIRES: IsStored.
 __device__ inline void StoreLatent(const StoreWindowArgs& args, int64_t token, const float* row) {
-  const int64_t slot = args.seq_slot[args.token_seq[token]];
-  const int64_t place = args.positions[token] % args.window;
+  const int64_t slot = args.batch.seq_slot[args.batch.token_seq[token]];
+  const int64_t place = args.batch.positions[token] % args.window;
   StoreLatentRow<kRowThreads>(args.format, row, args.dims, args.rope_dims,
                               args.ring.Payload(slot, place), args.ring.Scale(slot, place));
 }
@@ -355,7 +347,7 @@ __device__ inline float RoundValues(IndexRounding rounding, float (&v)[4]) {
     for (float& value : v) value = E2m1ToFloat(FloatToE2m1(__fdiv_rn(value, scale))) * scale;
     return 1.0f;
   }
-  const float scale = __fdiv_rn(fmaxf(amax, 1e-4f), 448.0f);
+  const float scale = Fp8RowScale(amax);
 #pragma unroll
   for (float& value : v) value = E4m3ToFloat(FloatToE4m3(__fdiv_rn(value, scale)));
   return scale;

@@ -20,6 +20,17 @@ __device__ inline uint32_t PackBf16(float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
+__device__ inline void UnpackBf16(uint32_t word, float& low, float& high) {
+  low = __uint_as_float(word << 16);
+  high = __uint_as_float(word & 0xffff0000u);
+}
+__device__ inline void UnpackBf16(const uint4& words, float (&values)[8]) {
+  UnpackBf16(words.x, values[0], values[1]);
+  UnpackBf16(words.y, values[2], values[3]);
+  UnpackBf16(words.z, values[4], values[5]);
+  UnpackBf16(words.w, values[6], values[7]);
+}
+
 __device__ inline uint16_t FloatToBf16(float x) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }

@@ -115,6 +115,8 @@ __device__ inline uint32_t Fp8GroupScale(float amax) {
   constexpr float kReciprocal = 1.0f / 448.0f;
   return Pow2CeilE8m0(__fmul_rn(fmaxf(amax, 1e-4f), kReciprocal));
 }
+// The fp32 scale of a whole row.
+__device__ inline float Fp8RowScale(float amax) { return __fdiv_rn(fmaxf(amax, 1e-4f), 448.0f); }
 __device__ inline uint32_t Fp4GroupScale(float amax) {
   constexpr float kFloor = 6.0f * 0x1p-126f;
   constexpr float kReciprocal = 1.0f / 6.0f;
@@ -197,7 +199,7 @@ __device__ void RoundFp4Groups(float* row, int n) {
   TeamSync<kTeam>();
 }
 
-// One fp32 scale for a whole row of n: max(1e-4, amax) / 448; store(i, code). Returns the scale.
+// One Fp8RowScale for a whole row of n: store(i, code). Returns the scale.
 template <int kTeam, typename Store>
 __device__ float QuantizeFp8Row(const float* row, int n, const Store& store) {
   float amax = 0;
@@ -205,7 +207,7 @@ __device__ float QuantizeFp8Row(const float* row, int n, const Store& store) {
     const int at = i + static_cast<int>(threadIdx.x) % 32;
     if (at < n) amax = fmaxf(amax, fabsf(row[at]));
   }
-  const float scale = __fdiv_rn(fmaxf(WarpMax(amax), 1e-4f), 448.0f);
+  const float scale = Fp8RowScale(WarpMax(amax));
   for (int i = TeamRank<kTeam>(); i < n; i += kTeam) {
     store(i, FloatToE4m3(__fdiv_rn(row[i], scale)));
   }
