@@ -14,9 +14,6 @@
 namespace lodestone::cuda {
 namespace {
 
-constexpr int kDims = 512;
-constexpr int kRopeDims = 64;
-
 // Of the current device; looked up once.
 const MaxClusters& CurrentMaxClusters() {
   constexpr int kMaxDevices = 64;
@@ -33,12 +30,12 @@ const MaxClusters& CurrentMaxClusters() {
 }  // namespace
 
 CUtensorMap MakeHeadMap(const SparseAttentionArgs& args, const void* data, int box_heads) {
-  const uint64_t row_bytes = kDims * 2;
+  const uint64_t row_bytes = kAttentionDims * 2;
   const auto num_heads = static_cast<uint64_t>(args.num_heads);
   return MakeTensorMap({.data = data,
                         .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                         .rank = 3,
-                        .size = {kDims, num_heads, static_cast<uint64_t>(args.num_tokens)},
+                        .size = {kAttentionDims, num_heads, static_cast<uint64_t>(args.num_tokens)},
                         .stride = {row_bytes, row_bytes * num_heads},
                         .box = {64, static_cast<uint32_t>(box_heads), 1},
                         .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
@@ -46,7 +43,7 @@ CUtensorMap MakeHeadMap(const SparseAttentionArgs& args, const void* data, int b
 
 SparseAttentionTile ChooseSparseAttentionTile(const SparseAttentionArgs& args) {
   const bool fits = CurrentDevice().sm90 && args.format == KvFormat::kBf16 &&
-                    args.head_dim == kDims && args.rope_dims == kRopeDims;
+                    args.head_dim == kAttentionDims && args.rope_dims == kAttentionRopeDims;
   if (!fits) return {};
   const ClusterShape cluster =
       ChooseAttentionCluster(args.num_tokens, args.num_heads, args.max_keys, CurrentMaxClusters());

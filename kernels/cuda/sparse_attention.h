@@ -9,10 +9,18 @@
 // units of log2.
 namespace lodestone::cuda {
 
+// d and r_d of the paths on the tensor cores.
+inline constexpr int kAttentionDims = 512;
+inline constexpr int kAttentionRopeDims = 64;
+
+// Any shape with d <= 1024; ends the process for others and for fp32 latents.
 void LaunchSparseAttentionPortable(const SparseAttentionArgs& args, cudaStream_t stream);
 
+// Writes `out`, or with several splits their partial results to scratch. REQUIRES: a split has 1,152
+// keys at most.
 void LaunchSparseAttentionBlocks(const SparseAttentionArgs& args, const AttentionSplits& split,
                                  float scale, cudaStream_t stream);
+// `out` of these partial results.
 void LaunchJoinSplits(const SparseAttentionArgs& args, int splits, cudaStream_t stream);
 
 // REQUIRES: max_keys <= 64 * MaxClusterSteps(shape).

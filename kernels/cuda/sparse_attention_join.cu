@@ -11,8 +11,8 @@
 namespace lodestone::cuda {
 namespace {
 
-constexpr int kDims = 512;
-constexpr int kRopeDims = 64;
+constexpr int kDims = kAttentionDims;
+constexpr int kRopeDims = kAttentionRopeDims;
 
 // Joins the splits of one head of one token; thread t has dims 4 t .. 4 t + 3.
 __global__ void __launch_bounds__(kDims / 4)
@@ -67,10 +67,7 @@ __global__ void __launch_bounds__(kDims / 4)
     const int dim = 4 * threadIdx.x + 2 * i;
     if (dim < kDims - kRopeDims) continue;
     const int rope_pair = (dim - (kDims - kRopeDims)) / 2;
-    const float2 angle = RopeAngle(args.positions[token], args.freqs[rope_pair]);
-    const float2 pair = RotateBack(Bf16ToFloat(static_cast<uint16_t>(rounded[i])),
-                                   Bf16ToFloat(static_cast<uint16_t>(rounded[i] >> 16)), angle);
-    rounded[i] = PackBf16(pair.x, pair.y);
+    rounded[i] = RotateBack(rounded[i], RopeAngle(args.positions[token], args.freqs[rope_pair]));
   }
   *reinterpret_cast<uint2*>(args.out + int64_t{blockIdx.x} * kDims + 4 * threadIdx.x) = {
       rounded[0], rounded[1]};

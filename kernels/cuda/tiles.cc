@@ -5,7 +5,6 @@
 namespace lodestone::cuda {
 namespace {
 
-constexpr int64_t kTopKThreads = 512;
 constexpr int64_t kScratchAlignment = 256;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
@@ -21,13 +20,12 @@ TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processor
   // for rows of several batches. While the blocks are no more than the processors, they are slower
   // if two of them, or one and the next launch's, share a processor (128 rows of 1,024: 6.1 us
   // against 4.8).
-  constexpr int64_t kMaxCluster = 8;
   TopKTile tile;
   if (num_rows > num_processors) return tile;
   tile.alone = true;
   if (max_visible > kTopKThreads * tile.per_thread) tile.per_thread = 64;
   while (kTopKThreads * tile.per_thread * tile.cluster < max_visible &&
-         tile.cluster < kMaxCluster && 4 * num_rows * tile.cluster <= num_processors) {
+         tile.cluster < kMaxTopKCluster && 4 * num_rows * tile.cluster <= num_processors) {
     tile.cluster *= 2;
   }
   return tile;

@@ -12,8 +12,10 @@ inline constexpr int64_t kMaxScoreBytes = int64_t{512} << 20;  // index scores k
 // heads in multiples of 4.
 enum class IndexScoresPath : uint8_t { kPortable, kTensorCore };
 
-// One row is selected by a cluster of `cluster` thread blocks of 512 threads, which take rows of
-// any width, `per_thread` scores of each thread at a time.
+// One row is selected by a cluster of `cluster` thread blocks of kTopKThreads threads, which take
+// rows of any width, `per_thread` scores of each thread at a time.
+inline constexpr int kTopKThreads = 512;
+inline constexpr int kMaxTopKCluster = 8;
 struct TopKTile {
   int cluster = 1;      // 1, 2, 4 or 8
   int per_thread = 32;  // 32, of two blocks a processor, or 64
@@ -59,6 +61,7 @@ constexpr int MaxClusterSteps(const ClusterShape& shape) {
   return shape.heads == 64 ? 16 : 18;
 }
 
+// Of up to `max_keys` keys a token. The length of a split follows from nothing else.
 AttentionSplits ChooseAttentionSplits(int64_t max_keys);
 // Clusters of so many thread blocks that run at once.
 struct MaxClusters {

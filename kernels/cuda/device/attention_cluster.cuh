@@ -17,12 +17,12 @@ struct ClusterTile {
   static constexpr int kHeads = kClusterHeads;
   static constexpr int kBlocks = kClusterBlocks;
   static constexpr int kKeys = kAttentionKeys;
-  static constexpr int kDims = 512;
+  static constexpr int kDims = kAttentionDims;
   static constexpr int kSlices = kDims / 64;
   static constexpr int kSliceBytes = kKeys * 128;
   static constexpr int kBlockDims = kDims / kBlocks;
   static constexpr int kValueRowBytes = 2 * kBlockDims;
-  static constexpr int kRopeDims = 64;
+  static constexpr int kRopeDims = kAttentionRopeDims;
   static constexpr int kMaxSteps = MaxClusterSteps({kHeads, kBlocks});
   static constexpr int kStepsEach = 2;
   static constexpr int kGroupThreads = 128;

@@ -15,7 +15,7 @@ namespace lodestone::cuda {
 struct AttentionTile {
   static constexpr int kHeads = kAttentionHeads;
   static constexpr int kKeys = kAttentionKeys;
-  static constexpr int kDims = 512;
+  static constexpr int kDims = kAttentionDims;
   static constexpr int kStages = 3;
   static constexpr int kGroupThreads = 128;
   static constexpr int kThreads = 4 * kGroupThreads;
@@ -23,10 +23,10 @@ struct AttentionTile {
   static constexpr int kSliceBytes = kKeys * 128;
   static constexpr int kStageBytes = kSlices * kSliceBytes;
   static constexpr int kRegisterSlices = 6;  // of the queries; the others stay in shared memory
-  static constexpr int kRopeDims = 64;       // the last ones: the third warpgroup has them
-  static constexpr int kGatherWarps = 3;     // the fourth lists
-  static constexpr int kRowsAtOnce = 4;      // of a warp: 128 bytes of each
-  static constexpr int kEntriesAtOnce = 8;   // by each lane of the listing warp
+  static constexpr int kRopeDims = kAttentionRopeDims;  // the last: the third warpgroup's
+  static constexpr int kGatherWarps = 3;                // the fourth lists
+  static constexpr int kRowsAtOnce = 4;                 // of a warp: 128 bytes of each
+  static constexpr int kEntriesAtOnce = 8;              // by each lane of the listing warp
   // Registers of a thread: 65,536 a processor.
   static constexpr int kScoreRegisters = 160;
   static constexpr int kValueRegisters = 160;

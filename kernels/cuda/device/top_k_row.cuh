@@ -12,9 +12,9 @@ namespace lodestone::cuda::top_k {
 namespace cg = cooperative_groups;
 
 struct Tile {
-  static constexpr int kThreads = 512;
+  static constexpr int kThreads = kTopKThreads;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kMaxCluster = 8;          // blocks of one row
+  static constexpr int kMaxCluster = kMaxTopKCluster;
   static constexpr int kSegment = 4 * kThreads;  // entries that a block reads in a row
   static constexpr int kGroups = 4;              // of a thread's scores, whose maxima are counted
   static constexpr int kWarpItems = 160;
