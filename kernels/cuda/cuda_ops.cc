@@ -140,10 +140,8 @@ class CudaOps final : public Ops {
   void Linear(const LinearParams& params, Stream& stream) const override {
     CheckLinear(params);
     CheckActivation(params.x.dtype);
-    const bool round = params.round_fp8 && params.weight.rounds_inputs &&
-                       IsQuantised(params.weight.format);
-    const int64_t needed =
-        cuda::LinearScratchBytes(params.x.shape[0], params.x.shape[1], round);
+    const int64_t needed = cuda::LinearScratchBytes(params.x.shape[0], params.x.shape[1],
+                                                    cuda::RoundsInputs(params));
     CHECK(needed == 0 || (!params.scratch.empty() && params.scratch.num_bytes() >= needed))
         << "Linear: scratch is " << params.scratch.ShapeString() << ", want U8[" << needed << "]";
     cuda::LaunchLinear(params, On(stream));

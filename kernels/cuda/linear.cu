@@ -11,10 +11,14 @@ int64_t LinearScratchBytes(int64_t num_tokens, int64_t k, bool round_fp8) {
   return round_fp8 ? num_tokens * k * static_cast<int64_t>(sizeof(uint16_t)) : 0;
 }
 
+bool RoundsInputs(const LinearParams& p) {
+  return p.round_fp8 && p.weight.rounds_inputs && IsQuantised(p.weight.format);
+}
+
 void LaunchLinear(const LinearParams& p, cudaStream_t stream) {
   RequireArgument(p.weight.format != WeightFormat::kF32, "LaunchLinear",
                   "fp32 weights are for the mixing of streams only", p.weight.n);
-  const bool round = p.round_fp8 && p.weight.rounds_inputs && IsQuantised(p.weight.format);
+  const bool round = RoundsInputs(p);
   RequireArgument(!(round && p.weight.groups > 1), "LaunchLinear",
                   "a grouped product rounds its inputs", p.weight.groups);
   const uint16_t* x = p.x.as<uint16_t>();

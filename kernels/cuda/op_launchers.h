@@ -32,7 +32,10 @@ void LaunchAttentionRows(const AttentionRowsParams& params, cudaStream_t stream)
 void LaunchQueryRows(const QueryRowsParams& params, cudaStream_t stream);
 void LaunchIndexQuery(const IndexQueryParams& params, cudaStream_t stream);
 
+// Of `k` inputs in all, those of every group; `round_fp8`: they are rounded first.
 int64_t LinearScratchBytes(int64_t num_tokens, int64_t k, bool round_fp8);
+// Whether LaunchLinear rounds the inputs to FP8 first, into scratch.
+bool RoundsInputs(const LinearParams& params);
 void LaunchLinear(const LinearParams& params, cudaStream_t stream);
 void LaunchMoeRoute(const MoeRouteParams& params, cudaStream_t stream);
 int64_t MoeExpertsScratchBytes(int64_t num_tokens, int64_t experts_per_token, int64_t hidden,
