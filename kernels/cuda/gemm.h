@@ -42,7 +42,7 @@ struct GemmArgs {
   bool grouped = false;
   int64_t n = 0;
   int64_t k = 0;  // a multiple of 8; of 32 under kFp4
-  void* out = nullptr;
+  void* out = nullptr;     // [rows, parts * n]
   int64_t out_stride = 0;  // elements
   bool out_f32 = false;    // else bf16
 

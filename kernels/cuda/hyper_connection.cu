@@ -8,7 +8,8 @@
 // counts. fn comes by bulk copies that start before the kernel waits for the one before. Post and
 // comb have a warp of their own, in the block of the token's number, while the others form x. Many
 // tokens: hyper_connection_many.cu. Bound by the bytes of fn (1.6 MB at hidden 4,096), which is 0.4
-// us; what is measured is latency, of the steps between the wait and the last store.
+// us; what is measured on an H200, 3.9 us for one token and 5.2 for 32, is latency, of the steps
+// between the wait and the last store.
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"

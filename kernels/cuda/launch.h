@@ -19,7 +19,8 @@ struct LaunchShape {
 // runs (programmatic dependent launch; in a graph, a programmatic edge). Every kernel of a step is
 // launched so. The rules of the chain, with the wrappers of device/async_copy.cuh:
 //   1. AllowNextKernel() comes first. The next kernel's blocks are placed once all blocks of this one
-//      run and there is room, so nobody is starved; without it they wait for this kernel's end.
+//      run and there is room, so nobody is starved; without it they wait for this kernel's end. Later
+//      only where the next kernel's first loads would hold this one's up (hyper_connection.cu).
 //   2. Before WaitForPreviousKernel(): set-up, and loads of what no kernel of a step writes: weights,
 //      norm vectors, tables. A step's time is mostly the weights', so start them here.
 //   3. After it: all else. REQUIRES: every thread calls it before it reads what an earlier kernel of

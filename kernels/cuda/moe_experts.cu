@@ -3,8 +3,9 @@
 // gemm.h over the tiles of slots, then the activation, then w2, then every token adds its slots in
 // ascending order of experts. Where the shared expert is stored in another format than the routed
 // ones, its products are launches of their own. Inputs that products round to FP8 are rounded once:
-// those of the block ahead, those of w2 by the activation. kBlockTokens tokens at a time, so that scratch does not grow with the
-// batch. Bound by the bytes of the chosen experts' weights for few tokens, else by the tensor cores.
+// those of the block ahead, those of w2 by the activation. kBlockTokens tokens at a time, so that
+// scratch does not grow with the batch. Bound by the bytes of the chosen experts' weights for few
+// tokens, else by the tensor cores.
 
 #include <algorithm>
 #include <initializer_list>

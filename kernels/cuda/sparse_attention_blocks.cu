@@ -93,8 +93,8 @@ void LaunchSparseAttentionBlocks(const SparseAttentionArgs& args, const Attentio
   CUDA_CHECK(cudaFuncSetAttribute(SparseAttentionKernel,
                                   cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   const int64_t items = args.num_tokens * HeadGroups(args) * split.splits;
-  // Tokens of one prompt share keys; those of a decode step do not. Measured on an H200: 751
-  // against 768 us in prefill, 34.1 against 36.9 us in decode.
+  // Tokens of one prompt share keys; those of a decode step do not. Measured on an H200: 2 % of the
+  // time in prefill, 8 % in decode.
   const AttentionPolicies policy =
       args.num_tokens > kMaxDecodeTokens
           ? AttentionPolicies{.keys = kEvictLast, .queries = kEvictFirst}
