@@ -149,8 +149,9 @@ struct Engine::Impl {
   absl::Status CheckParts(std::span<const StepPart> parts) const;
   bool UsesGraph(std::span<const StepPart> parts) const;
   ForwardArgs PassArgs() const;
-  absl::Status RunPlain(std::span<const StepPart> parts);
-  absl::Status RunGraph(std::span<const StepPart> parts);
+  void QueuePass();  // over what the batch was filled with
+  void RunPlain(std::span<const StepPart> parts);
+  void RunGraph(std::span<const StepPart> parts);
   absl::StatusOr<StepResult> Sample(Sequence& sequence, std::span<float> row) const;
   absl::StatusOr<std::vector<StepResult>> SampleAll(std::span<const SampleTask> tasks) const;
   absl::StatusOr<std::vector<ForkResult>> SampleForks(Sequence& sequence,
@@ -172,6 +173,7 @@ struct Engine::Impl {
   Buffer logits;
   Buffer host_logits;  // where the ops do not work on the host
   std::map<StepBucket, Graph> graphs;  // of decode steps, each captured when first needed
+  bool no_more_graphs = false;  // one could not be had
 };
 
 absl::Status Engine::Impl::Load(const Checkpoint& checkpoint) {
@@ -326,28 +328,32 @@ ForwardArgs Engine::Impl::PassArgs() const {
           .layer_done = options.step_progress};
 }
 
-absl::Status Engine::Impl::RunPlain(std::span<const StepPart> parts) {
+void Engine::Impl::RunPlain(std::span<const StepPart> parts) {
   batch->Fill(parts);
-  transformer->Forward(PassArgs(), {workspace.data(), static_cast<size_t>(workspace.size())},
-                       stream);
-  return absl::OkStatus();
+  QueuePass();
 }
 
-absl::Status Engine::Impl::RunGraph(std::span<const StepPart> parts) {
+void Engine::Impl::QueuePass() {
+  transformer->Forward(PassArgs(), {workspace.data(), static_cast<size_t>(workspace.size())},
+                       stream);
+}
+
+// Without a graph, for lack of memory say, the same pass runs kernel by kernel.
+void Engine::Impl::RunGraph(std::span<const StepPart> parts) {
   const StepBucket bucket = batch->FillUp(parts);
-  auto found = graphs.find(bucket);
-  if (found == graphs.end()) {
-    const auto pass = [this] {
-      transformer->Forward(PassArgs(), {workspace.data(), static_cast<size_t>(workspace.size())},
-                           stream);
-    };
-    ASSIGN_OR_RETURN(Graph graph, Graph::Capture(stream, pass));
-    VLOG(1) << "captured the decode step of " << bucket.num_seqs << " sequences, "
-            << bucket.num_columns << " pages each";
-    found = graphs.emplace(bucket, std::move(graph)).first;
+  if (const auto found = graphs.find(bucket); found != graphs.end()) return found->second.Replay();
+  if (no_more_graphs) return QueuePass();
+  absl::StatusOr<Graph> graph = Graph::Capture(stream, [this] { QueuePass(); });
+  if (!graph.ok()) {
+    LOG(WARNING) << "no graph of the decode step of " << bucket.num_seqs << " sequences, "
+                 << bucket.num_columns << " pages each; it and other new ones run kernel by kernel "
+                 << "from here on: " << graph.status().ToString();
+    no_more_graphs = true;
+    return QueuePass();
   }
-  found->second.Replay();
-  return absl::OkStatus();
+  VLOG(1) << "captured the decode step of " << bucket.num_seqs << " sequences, "
+          << bucket.num_columns << " pages each";
+  graphs.emplace(bucket, *std::move(graph)).first->second.Replay();
 }
 
 absl::StatusOr<std::vector<StepResult>> Engine::Step(std::span<const StepPart> parts) {
@@ -358,8 +364,7 @@ absl::StatusOr<std::vector<StepResult>> Engine::TryStep(std::span<const StepPart
   std::vector<StepResult> results;
   if (parts.empty()) return results;
   RETURN_IF_ERROR(impl_->CheckParts(parts));
-  const bool graph = impl_->UsesGraph(parts);
-  RETURN_IF_ERROR(graph ? impl_->RunGraph(parts) : impl_->RunPlain(parts));
+  impl_->UsesGraph(parts) ? impl_->RunGraph(parts) : impl_->RunPlain(parts);
   const Batch& batch = *impl_->batch;
   const int64_t vocab = config().vocab_size;
   const int64_t num_rows = std::ssize(batch.logits());
