@@ -161,7 +161,7 @@ void BenchTopKTiles(Report& report) {
   for (int64_t entries : {8192, 32768, 262144}) {
     for (int64_t rows : {1, 32, 64}) {
       for (int cluster : {1, 2, 4, 8}) {
-        for (int per_thread : {32, 64}) {
+        for (int per_thread : {16, 32, 64}) {
           BenchTopK(rows, entries, {.cluster = cluster, .per_thread = per_thread}, report);
         }
       }

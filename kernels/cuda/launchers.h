@@ -54,7 +54,8 @@ void LaunchIndexScores(const IndexScoresArgs& args, IndexScoresPath path, cudaSt
 IndexScoresPath ChooseIndexScoresPath(const IndexScoresArgs& args);
 
 // The k largest of n[row] scores per row: ascending entry numbers, then -1. Ties go to the lower
-// entry; NaN sorts below every number.
+// entry; NaN sorts below every number. num_visible is read before the kernels ahead in the stream
+// end: no kernel of a step writes it.
 struct TopKArgs {
   const float* scores = nullptr;         // [rows, score_stride]
   int64_t score_stride = 0;              // elements; a multiple of 4

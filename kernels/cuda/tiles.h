@@ -12,13 +12,13 @@ inline constexpr int64_t kMaxScoreBytes = int64_t{512} << 20;  // index scores k
 // heads in multiples of 4.
 enum class IndexScoresPath : uint8_t { kPortable, kTensorCore };
 
-// One row is selected by a cluster of `cluster` thread blocks of kTopKThreads threads, which take
-// rows of any width, `per_thread` scores of each thread at a time.
+// One row is selected by a thread block of kTopKThreads threads or a cluster of them, which take rows
+// of any width, `per_thread` scores of each thread at a time.
 inline constexpr int kTopKThreads = 512;
 inline constexpr int kMaxTopKCluster = 8;
 struct TopKTile {
   int cluster = 1;      // 1, 2, 4 or 8
-  int per_thread = 32;  // 32, of two blocks a processor, or 64
+  int per_thread = 32;  // 16 or 32, of two blocks a processor, or 64
   bool alone = false;   // one block a processor
 };
 TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processors);

@@ -1,21 +1,28 @@
 // Exact top-k of rows of fp32 scores of any width: TopKArgs in kernels/cuda/launchers.h.
 //
 // A row is read once, by a block or a cluster of up to 8, in batches that are kept in registers.
-//   1. The first batch, spread over the row, gives a bound that somewhat more than k scores reach:
-//      each block counts the maxima of small groups of scores in bins. If the row is one batch, at
-//      least k scores reach it.
-//   2. A warp puts aside four scores next to each other if one of them reaches the bound (an item),
-//      and sends the scores of its items that reach it, the candidates, to the first block.
-//   3. That block finds the k-th candidate: the bin that holds it, then a rank among the few in it.
+// Each warp reads pieces of it from front to back, so that all lists below are in the order of
+// entries.
+//   1. The first batch gives a bound that somewhat more than k scores reach: each block counts the
+//      maxima of small groups of scores in bins; the lowest bound of the blocks is the row's. If
+//      the row is one batch, at least k scores reach it.
+//   2. A warp puts aside four scores next to each other if one of them reaches the bound (an item).
+//   3. The scores of the items that reach it, the candidates, are put together, by a cluster in its
+//      first block.
+//   4. That block finds the k-th candidate: the bin that holds it, then a rank among the few in it.
 //      Score and entry are one number, larger for the lower entry, so that no two are equal.
-//   4. It marks the chosen in a bitmap, counts, and writes them in ascending order.
+//   5. It writes those that are not ranked lower.
 // A row with too few or too many candidates (most scores are equal, say) is selected from by
 // histograms over all of it, read again each time. No result depends on the order of atomics.
 //
-// Bound: latency of the launch and of about 11 barriers for few rows, bytes for many. Measured on
-// an H200: 6.5 us for one row of 32,768, 0.60 of the bound for 1,024 such rows.
+// Bound: latency of the launch, the load and of 9 barriers for few rows, bytes for many. Measured
+// on an H200: 5.6 us for one row of 32,768, 0.63 of the bound for 1,024 such rows.
+
+#include <algorithm>
+#include <cstddef>
 
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/device/top_k_exchange.cuh"
 #include "kernels/cuda/device/top_k_filter.cuh"
 #include "kernels/cuda/device/top_k_select.cuh"
 #include "kernels/cuda/launch.h"
@@ -25,50 +32,51 @@ namespace {
 
 using namespace top_k;
 
-template <typename Team>
-__device__ void ClearShared(const Team& team, TopKShared& shared) {
+__device__ void ClearShared(TopKShared& shared) {
   if (threadIdx.x < Tile::kBins) {
     shared.bins[threadIdx.x] = 0;
     shared.sample_bins[threadIdx.x] = 0;
   }
-  if (threadIdx.x < Tile::kMaxCluster) shared.num_candidates[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     shared.num_sent = 0;
     shared.num_ranked = 0;
-  }
-  // Only several blocks leave gaps.
-  const int pairs = team.size > 1 && team.rank == 0 ? Tile::kMaxCandidates / 2 : 0;
-  for (int i = threadIdx.x; i < pairs; i += Tile::kThreads) {
-    reinterpret_cast<uint4*>(shared.candidates)[i] = {~0u, ~0u, ~0u, ~0u};
+    shared.bin = {};
   }
 }
 
-// Sends the scores of this block that reach the bound to the first block.
-template <int kSlots, typename Team>
-__device__ void Filter(float4 (&fours)[kSlots], const RowPart<kSlots>& part, float bound,
-                       const Team& team, TopKShared& shared) {
-  int count = 0;
-  for (int batch = 0; batch < part.num_batches; ++batch) {
-    const bool more = batch + 1 < part.num_batches;
-#pragma unroll
-    for (int i = 0; i < kSlots; i += 4) {
-      if (i < part.num_slots) {
-        count = KeepItems(fours + i, part.First(batch, i), part.slot_stride, part.in_fours, bound,
-                          count, shared);
-      }
-      if (more) {
-#pragma unroll
-        for (int j = i; j < i + 4; ++j) fours[j] = part.Load(batch + 1, j);
-      }
-    }
+// Whether the k-th is among the candidates; then it has written the k largest.
+template <int kSlots>
+__device__ bool Select(float4 (&fours)[kSlots], const RowPart<kSlots>& part, const Quota& quota,
+                       int k, int32_t* out, const OneBlock& team, TopKShared& shared) {
+  const Bound bound = BoundOfRow(fours, 1, quota, team, shared);
+  const uint32_t count = Gather(Filter(fours, part, bound.bound, shared), bound.bound, shared);
+  if (count > Tile::kMaxCandidates) return false;
+  const CandidateList list(count, shared);
+  const uint64_t kth = SelectFromList(list, static_cast<uint32_t>(k), bound, part.visible, shared);
+  if (kth != 0) StoreFromList(list, kth, out, shared);
+  return kth != 0;
+}
+
+// The same by a cluster, of which the first block selects from the candidates of all.
+template <int kSlots>
+__device__ bool Select(float4 (&fours)[kSlots], const RowPart<kSlots>& part, const Quota& quota,
+                       int k, int32_t* out, const BlockCluster& team, TopKShared& shared) {
+  Bound bound{};
+  if (team.rank < part.blocks) {
+    bound = BoundOfRow(fours, part.blocks, quota, team, shared);
+    const int num_items = Filter(fours, part, bound.bound, shared);
+    SendCandidates(num_items, bound.bound, part.blocks, team, shared);
   }
-  if (team.rank == 0 && threadIdx.x < 32 && part.visible % 4 != 0) {
-    float4 tail[4] = {NoScores(), NoScores(), NoScores(), NoScores()};
-    if (threadIdx.x == 0) tail[0] = part.LoadTail();
-    count = KeepItems(tail, part.visible & ~3, 0, part.visible, bound, count, shared);
+  if (team.rank != 0) return team.WaitForVerdict(shared);
+  const uint32_t count = Receive(part.blocks, shared);
+  uint64_t kth = 0;
+  const CandidateList list(min(count, uint32_t{Tile::kMaxCandidates}), shared);
+  if (count <= Tile::kMaxCandidates) {
+    kth = SelectFromList(list, static_cast<uint32_t>(k), bound, part.visible, shared);
   }
-  __syncwarp();
-  SendCandidates(count, bound, part, team, shared);
+  if (threadIdx.x < 32) team.ShareVerdict(kth != 0, shared);
+  if (kth != 0) StoreFromList(list, kth, out, shared);
+  return kth != 0;
 }
 
 template <int kSlots, typename Team>
@@ -79,13 +87,16 @@ __global__ void __launch_bounds__(Tile::kThreads, kSlots > 8 ? 1 : 2)
   auto& shared = *reinterpret_cast<TopKShared*>(smem);
   AllowNextKernel();
   const Team team;
-  ClearShared(team, shared);
+  const int64_t row = blockIdx.x / static_cast<unsigned>(team.size);
+  const int visible = args.num_visible[row];
+  const RowPart<kSlots> part(args, row, visible, team);
+  const Quota quota(part, args.k);
+  ClearShared(shared);
+  if (threadIdx.x == 0) team.Init(part.blocks, shared);
   team.Arrive();
   WaitForPreviousKernel();
 
-  const int64_t row = blockIdx.x / static_cast<unsigned>(team.size);
   int32_t* const out = args.top_entries + row * args.k;
-  const int visible = args.num_visible[row];
   if (visible <= args.k) {  // the same for the whole team
     if (team.rank == 0) {
       for (int i = threadIdx.x; i < args.k; i += Tile::kThreads) out[i] = i < visible ? i : -1;
@@ -93,44 +104,15 @@ __global__ void __launch_bounds__(Tile::kThreads, kSlots > 8 ? 1 : 2)
     team.Wait();
     return;
   }
-  const RowPart<kSlots> part(args, row, visible, team);
   float4 fours[kSlots];
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) fours[i] = part.Load(0, i);
-  const Quota quota(part, args.k);
-  const Bound bound = BoundOfRow(fours, part, quota, team, shared);
-  if (team.rank < part.blocks) Filter(fours, part, bound.bound, team, shared);
-  team.Sync();
-
-  TopKShared& first_block = team.Of(0, shared);
-  if (team.rank != 0) {
-    team.Arrive();
-    team.Wait();
-    if (!first_block.listed) SelectFromRow(part, args.k, team, shared);
-    team.Arrive();
-    team.Wait();
-    return;
-  }
-  ClearOrder(visible, shared);
-  int end = 0;
-  for (int i = 0; i < part.blocks; ++i) {
-    end = max(end, shared.num_candidates[i] * part.blocks);
-  }
-  uint64_t kth = 0;
-  const CandidateList candidates(shared, min(end, Tile::kMaxCandidates));
-  if (end <= Tile::kMaxCandidates) {
-    kth = SelectFromList(candidates, static_cast<uint32_t>(args.k), bound, visible, shared);
-  }
-  if (threadIdx.x == 0) shared.listed = kth != 0;
-  team.Arrive();
-  if (kth != 0) {
-    StoreChosen(ChosenCandidates(candidates, kth), visible, out, shared);
-    team.Wait();
-  } else {
-    team.Wait();
-    SelectFromRow(part, args.k, team, shared);
-    StoreChosen(ChosenCandidates(CandidateList(shared, args.k), 0), visible, out, shared);
-  }
+  part.Prefetch();
+  team.Wait();
+  part.DropOthers(0, fours);
+  if (Select(fours, part, quota, args.k, out, team, shared)) return;
+  SelectFromRow<kSlots>(args, row, visible, team, shared);
+  if (team.rank == 0) StoreListed(args.k, visible, out, shared);
   team.Arrive();
   team.Wait();
 #endif
@@ -139,10 +121,12 @@ __global__ void __launch_bounds__(Tile::kThreads, kSlots > 8 ? 1 : 2)
 template <int kSlots, typename Team>
 void LaunchTeam(const TopKArgs& args, const TopKTile& tile, cudaStream_t stream) {
   const auto kernel = TopKKernel<kSlots, Team>;
-  constexpr int kSharedBytes = static_cast<int>(sizeof(TopKShared));
-  static_assert(kSharedBytes <= 99 * 1024, "more than some architectures have");
+  constexpr int kSharedBytes =
+      static_cast<int>(Team::kAlone ? offsetof(TopKShared, bounds_barrier) : sizeof(TopKShared));
+  static_assert(!Team::kAlone || kSharedBytes <= 99 * 1024, "more than some architectures have");
   constexpr int kMoreThanHalf = 116 * 1024;  // of the 227 KiB of an sm_90 processor
-  const int shared_bytes = tile.alone && CurrentDevice().sm90 ? kMoreThanHalf : kSharedBytes;
+  const int shared_bytes =
+      tile.alone && CurrentDevice().sm90 ? std::max(kMoreThanHalf, kSharedBytes) : kSharedBytes;
   CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
   LaunchOverlapped(kernel,
@@ -172,9 +156,10 @@ void LaunchTopK(const TopKArgs& args, const TopKTile& tile, cudaStream_t stream)
                   args.max_visible);
   RequireArgument(tile.cluster == 1 || tile.cluster == 2 || tile.cluster == 4 || tile.cluster == 8,
                   "LaunchTopK", "cluster is none of 1, 2, 4, 8", tile.cluster);
-  RequireArgument(tile.per_thread == 32 || tile.per_thread == 64, "LaunchTopK",
-                  "per_thread is none of 32, 64", tile.per_thread);
+  RequireArgument(tile.per_thread == 16 || tile.per_thread == 32 || tile.per_thread == 64,
+                  "LaunchTopK", "per_thread is none of 16, 32, 64", tile.per_thread);
   if (args.num_rows == 0) return;
+  if (tile.per_thread == 16) return LaunchTile<4>(args, tile, stream);
   if (tile.per_thread == 32) return LaunchTile<8>(args, tile, stream);
   LaunchTile<16>(args, tile, stream);
 }

@@ -76,6 +76,14 @@ std::vector<NamedDraw> HostileDraws() {
        [](int64_t i, int64_t n, std::mt19937& r) { return Normal(r) + (i > n - 700 ? 20.0f : 0); }},
       {"highest in the first 2,048",
        [](int64_t i, int64_t, std::mt19937& r) { return Normal(r) + (i < 2048 ? 20.0f : 0); }},
+      {"highest in a short run",
+       [](int64_t i, int64_t n, std::mt19937& r) {
+         return Normal(r) + (i >= n / 3 && i < n / 3 + 600 ? 20.0f : 0);
+       }},
+      {"highest in a long run",  // more than one warp has places for
+       [](int64_t i, int64_t n, std::mt19937& r) {
+         return Normal(r) + (i >= n / 2 && i < n / 2 + 2500 ? 20.0f : 0);
+       }},
       {"rising noise",
        [](int64_t i, int64_t n, std::mt19937& r) {
          return Normal(r) + 10 * static_cast<float>(i) / static_cast<float>(n);
@@ -136,7 +144,9 @@ void ExpectDraw(const NamedDraw& draw, const std::vector<int32_t>& visible, int3
 std::vector<TopKTile> AllTiles() {
   std::vector<TopKTile> tiles;
   for (int cluster : {1, 2, 4, 8}) {
-    for (int per_thread : {32, 64}) tiles.push_back({.cluster = cluster, .per_thread = per_thread});
+    for (int per_thread : {16, 32, 64}) {
+      tiles.push_back({.cluster = cluster, .per_thread = per_thread});
+    }
   }
   return tiles;
 }
@@ -146,6 +156,7 @@ TEST(TopKTest, HostileRowsMatchReference) {
     for (int32_t k : {16, 512, 1024}) {
       ExpectDraw(draw, {5000, 1024, 1025, 3000, 0, 1, 513, 4096, 8191, 9000}, k, {.cluster = 1});
       ExpectDraw(draw, {32768, 30001}, k, {.cluster = 8});
+      ExpectDraw(draw, {32768, 30001, 8193}, k, {.cluster = 4, .per_thread = 16});
       ExpectDraw(draw, {32768, 4097, 2050}, k, {.cluster = 2});
       ExpectDraw(draw, {32768, 30001, 4099}, k, {.cluster = 1, .per_thread = 64});
       ExpectDraw(draw, {40000}, k, {.cluster = 1});

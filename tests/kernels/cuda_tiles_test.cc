@@ -27,8 +27,10 @@ TEST(TopKTileTest, SpreadsFewLongRowsOnly) {
 
 TEST(TopKTileTest, SharesAProcessorWhereRowsAreManyOrShort) {
   EXPECT_EQ(ChooseTopKTile(1, 32768, kProcessors).per_thread, 64);
-  EXPECT_EQ(ChooseTopKTile(1024, 32768, kProcessors).per_thread, 32);
-  EXPECT_EQ(ChooseTopKTile(1, 8192, kProcessors).per_thread, 32);
+  EXPECT_EQ(ChooseTopKTile(1024, 32768, kProcessors).per_thread, 16);
+  EXPECT_EQ(ChooseTopKTile(1, 8192, kProcessors).per_thread, 16);
+  EXPECT_TRUE(ChooseTopKTile(128, 8192, kProcessors).alone);
+  EXPECT_FALSE(ChooseTopKTile(1024, 8192, kProcessors).alone);
 }
 
 TEST(IndexTopKScratchTest, StaysBelowTheCapAtAnyContext) {

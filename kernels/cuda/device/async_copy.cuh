@@ -19,6 +19,28 @@ __device__ inline uint32_t LoadShared(uint32_t shared_address) {
   return word;
 }
 
+// st.shared (9.7.9.11) where `stores`, without a branch.
+__device__ inline void StoreSharedIf(bool stores, uint32_t shared_address, const float4& value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n"
+      "setp.ne.u32 stores, %5, 0;\n"
+      "@stores st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n"
+      "}\n" ::"r"(shared_address),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(uint32_t{stores})
+      : "memory");
+}
+__device__ inline void StoreSharedIf(bool stores, uint32_t shared_address, int value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n"
+      "setp.ne.u32 stores, %2, 0;\n"
+      "@stores st.shared.u32 [%0], %1;\n"
+      "}\n" ::"r"(shared_address),
+      "r"(value), "r"(uint32_t{stores})
+      : "memory");
+}
+
 // mbarrier.init (9.7.13.15.9): a phase completes after `arrivals` arrivals and all expected bytes.
 __device__ inline void BarrierInit(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)),
@@ -225,7 +247,7 @@ __device__ inline uint32_t ClusterAddress(const void* shared, int rank) {
   return address;
 }
 
-// st.async (9.7.9.12): 16 or 4 bytes to shared memory of the cluster, which count for the barrier of
+// st.async (9.7.9.12): 16, 8 or 4 bytes to shared memory of the cluster, which count for the barrier of
 // the same block that is at `barrier` there.
 __device__ inline void StoreAsync(uint32_t to, const float4& value, uint32_t barrier) {
   asm volatile(
@@ -237,6 +259,20 @@ __device__ inline void StoreAsync(uint32_t to, const float4& value, uint32_t bar
 __device__ inline void StoreAsync(uint32_t to, float value, uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
                "f"(value), "r"(barrier)
+               : "memory");
+}
+__device__ inline void StoreAsync(uint32_t to, uint2 value, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(to),
+      "r"(value.x), "r"(value.y), "r"(barrier)
+      : "memory");
+}
+
+// mbarrier.arrive.expect_tx (9.7.13.15.13) on a barrier of a block of the cluster (ClusterAddress).
+__device__ inline void BarrierArriveExpectAt(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
+                   barrier),
+               "r"(bytes)
                : "memory");
 }
 

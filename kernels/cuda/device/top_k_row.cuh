@@ -15,25 +15,26 @@ struct Tile {
   static constexpr int kThreads = kTopKThreads;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kMaxCluster = kMaxTopKCluster;
-  static constexpr int kSegment = 4 * kThreads;  // entries that a block reads in a row
-  static constexpr int kGroups = 4;              // of a thread's scores, whose maxima are counted
-  static constexpr int kWarpItems = 160;
+  static constexpr int kMinOfBlock = 4096;     // entries; with fewer, fewer blocks read the row
+  static constexpr int kGroups = 4;            // of a thread's scores, whose maxima are counted
+  static constexpr int kWarpItems = 176;       // of a warp
   static constexpr int kMaxCandidates = 5120;  // of a row
+  static constexpr int kRounds = kMaxCandidates / kThreads;
   static constexpr int kBins = 256;
   static constexpr int kMaxRanked = 64;
   static constexpr int kWindow = 262144;  // entries put in order at one time
   static constexpr int kBuckets = 1024;   // of a window
   static constexpr int kOwnBuckets = kBuckets / kThreads;
-  static_assert(kBins == 8 * 32 && kBins <= kThreads);
+  static_assert(kBins == 8 * 32 && kBins <= kThreads && kWarps <= 32);
 };
 
-struct Candidate {
+struct alignas(8) Candidate {
   float score;
-  int32_t entry;  // -1: none, and the score is NaN
+  int32_t entry;
 };
 
 struct Bound {
-  float bound;  // so many scores of a block as it was asked for reach it
+  float bound;  // at least k scores of the row reach it, if the sample is the row
   float low;    // where the candidates' bins begin
   float scale;  // bins of a range of 1
 };
@@ -50,37 +51,56 @@ struct TopKShared {
       float4 items[Tile::kWarps][Tile::kWarpItems];
       int32_t item_entries[Tile::kWarps][Tile::kWarpItems];  // the first of the four
     };
-    struct {
+    struct {  // for rows that are selected from by histograms over all entries
       uint32_t chosen[Tile::kWindow / 32];  // bitmap
       uint32_t buckets[Tile::kBuckets];     // chosen entries of each, then of those before it
+      int32_t listed[kMaxTopK];             // chosen entries, in any order
     };
   };
-  // First block: the row's scores that reach the bound. Number i of block b of n is at i * n + b.
-  Candidate candidates[Tile::kMaxCandidates];
-  int num_candidates[Tile::kMaxCluster];  // of each block, also what was not kept
-  uint32_t bins[Tile::kBins];             // of the candidates
-  uint32_t sample_bins[Tile::kBins];      // of this block's sample
-  uint64_t ranked[Tile::kMaxRanked];      // rank keys
-  Bound bounds[Tile::kMaxCluster];        // of all blocks of the row
+  Candidate candidates[Tile::kMaxCandidates];  // the row's scores that reach the bound, in order
+  uint32_t bins[Tile::kBins];                  // of the candidates
+  uint32_t sample_bins[Tile::kBins];           // of this block's sample
+  uint64_t ranked[Tile::kMaxRanked];           // rank keys
   uint2 warp_ranges[Tile::kWarps];
   uint32_t warp_sums[Tile::kWarps];
+  uint32_t round_sums[Tile::kRounds][Tile::kWarps];  // chosen
+  float bounds[Tile::kMaxCluster];                   // of the blocks of the row
   Bin bin;
   uint64_t kth;
   int num_sent;  // of this block
   int num_ranked;
-  int listed;  // first block: the k-th is among the candidates
+  // Of a cluster:
+  uint64_t bounds_barrier;
+  uint64_t lists_barrier;    // first block: all warps of all blocks have sent
+  uint64_t verdict_barrier;  // the other blocks: `found` is there
+  float found;               // not 0: the k-th is among the candidates
+  // First block: what each warp has sent, in the order of the pieces: the place of its first in
+  // its block's part of `received`, and 65,536 times their number.
+  alignas(16) uint32_t runs[Tile::kWarps * Tile::kMaxCluster];
+  Candidate received[Tile::kMaxCandidates];  // an equal part for each block
 };
 
 // The blocks of one row: one alone, or a cluster.
 struct OneBlock {
+  static constexpr bool kAlone = true;
   static constexpr int rank = 0;
   static constexpr int size = 1;
   __device__ TopKShared& Of(int, TopKShared& mine) const { return mine; }
   __device__ void Arrive() const {}
   __device__ void Wait() const {}
   __device__ void Sync() const { __syncthreads(); }
+  __device__ void Init(int, TopKShared&) const {}
+  __device__ void ShareBound(float bound, int, TopKShared& shared) const {
+    if (threadIdx.x == 0) shared.bounds[0] = bound;
+  }
+  __device__ void WaitForBounds(TopKShared&) const { __syncthreads(); }
 };
+
+// Each word that one block tells another is stored there together with what counts for a barrier,
+// so that it takes one way and no answer. Barriers of the whole cluster, which take both ways, are
+// at the begin, where nobody waits for them, and for rows that are read again.
 struct BlockCluster {
+  static constexpr bool kAlone = false;
   cg::cluster_group cluster = cg::this_cluster();
   int rank = static_cast<int>(cluster.block_rank());
   int size = static_cast<int>(cluster.num_blocks());
@@ -92,6 +112,36 @@ struct BlockCluster {
   __device__ void Sync() const {
     Arrive();
     Wait();
+  }
+  // By one thread, before Arrive; `blocks` of the cluster read the row.
+  __device__ void Init(int blocks, TopKShared& shared) const {
+    BarrierInit(&shared.bounds_barrier, 1);
+    BarrierInit(&shared.lists_barrier, Tile::kWarps * blocks);
+    BarrierInit(&shared.verdict_barrier, 1);
+    BarrierInitFence();
+    BarrierArriveExpect(&shared.bounds_barrier, static_cast<uint32_t>(blocks) * sizeof(float));
+    BarrierArriveExpect(&shared.verdict_barrier, sizeof(float));
+  }
+  // By a warp: to all blocks that read the row.
+  __device__ void ShareBound(float bound, int blocks, TopKShared& shared) const {
+    const int lane = threadIdx.x % 32;
+    if (lane >= blocks) return;
+    StoreAsync(ClusterAddress(&shared.bounds[rank], lane), bound,
+               ClusterAddress(&shared.bounds_barrier, lane));
+  }
+  __device__ void WaitForBounds(TopKShared& shared) const {
+    BarrierWaitCluster(&shared.bounds_barrier, 0);
+  }
+  // By a warp of the first block: whether the k-th is among the candidates.
+  __device__ void ShareVerdict(bool found, TopKShared& shared) const {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0 || lane >= size) return;
+    StoreAsync(ClusterAddress(&shared.found, lane), found ? 1.0f : 0.0f,
+               ClusterAddress(&shared.verdict_barrier, lane));
+  }
+  __device__ bool WaitForVerdict(TopKShared& shared) const {
+    BarrierWaitCluster(&shared.verdict_barrier, 0);
+    return shared.found != 0;
   }
 };
 
@@ -111,54 +161,69 @@ __device__ inline uint64_t RankKey(float score, int entry) {
   return uint64_t{KeyOf(score)} << 32 | ~static_cast<uint32_t>(entry);
 }
 
-// What one block reads of its row: of every batch and slot one segment. Segments next to each other
-// are of different batches, then of different blocks, so that each part of the reading sees all of
-// the row. Of a short row not all blocks read. The last one to three entries of a row whose length
-// is no multiple of four are its tail, and in no segment. A batch has `kSlots` segments of a block.
+// What one warp reads of its row: a piece of it, from front to back. A slot is 32 float4 next to
+// each other, a batch kSlots slots. Pieces next to each other are of different blocks. Of a short
+// row not all blocks read. The last one to three entries of a row whose length is no multiple of
+// four, its tail, come after the last piece.
 template <int kSlots>
 struct RowPart {
   const float* scores;
   int visible;
-  int in_fours;     // of them, those not in the tail; 0 if this block does not read
-  int blocks;       // that read: a power of two
-  int num_batches;  // of each
-  int num_slots;    // of this block that hold entries
-  int slot_stride;  // entries from a slot to the next
-  int first;        // entry of this thread's float4 in slot 0 of batch 0
+  int fours;   // complete ones of the row
+  int blocks;  // that read: a power of two
+  int length;  // of a piece, in float4
+  int num_batches;
+  int first;  // float4 of this lane in slot 0
+  int end;    // of the piece, in float4
+  bool last;  // this warp has the last piece
 
   template <typename Team>
   __device__ RowPart(const TopKArgs& args, int64_t row, int row_visible, const Team& team)
-      : scores(args.scores + row * args.score_stride), visible(row_visible), blocks(team.size) {
-    while (blocks > 1 && visible < blocks * Tile::kGroups * Tile::kSegment) blocks /= 2;
-    const int of_slot = blocks * Tile::kSegment;
-    num_batches = 1;
-    if (visible > kSlots * of_slot) {
-      num_batches = (visible + kSlots * of_slot - 1) / (kSlots * of_slot);
-    }
-    num_slots = num_batches > 1 ? kSlots : (visible + of_slot - 1) / of_slot;
-    slot_stride = of_slot * num_batches;
-    first = team.rank * num_batches * Tile::kSegment + 4 * static_cast<int>(threadIdx.x);
-    in_fours = team.rank < blocks ? visible & ~3 : 0;
+      : scores(args.scores + row * args.score_stride),
+        visible(row_visible),
+        fours(row_visible / 4),
+        blocks(team.size) {
+    while (blocks > 1 && visible < blocks * Tile::kMinOfBlock) blocks /= 2;
+    const int pieces = blocks * Tile::kWarps;
+    const int piece = static_cast<int>(threadIdx.x) / 32 * blocks + team.rank;
+    const bool reads = team.rank < blocks;
+    length = ((fours + pieces - 1) / pieces + 7) / 8 * 8;  // whole lines of the cache
+    num_batches = max((length + 32 * kSlots - 1) / (32 * kSlots), 1);
+    first = piece * length + static_cast<int>(threadIdx.x) % 32;
+    end = reads ? min((piece + 1) * length, fours) : 0;
+    last = reads && piece == pieces - 1;
   }
-  __device__ int First(int batch, int slot) const {
-    return first + batch * Tile::kSegment + slot * slot_stride;
-  }
+  __device__ int At(int batch, int slot) const { return first + 32 * (batch * kSlots + slot); }
   // Nothing depends on whether there are entries, so that many loads are on their way together:
-  // where there are none, it loads others.
+  // where there are none, it loads others, until DropOthers.
   __device__ float4 Load(int batch, int slot) const {
-    const int at = max(min(First(batch, slot), in_fours - 4), 0);
-    return __ldg(reinterpret_cast<const float4*>(scores + at));
+    const int at = max(min(At(batch, slot), fours - 1), 0);
+    return __ldg(reinterpret_cast<const float4*>(scores) + at);
   }
-  __device__ bool Holds(int batch, int slot) const { return First(batch, slot) < in_fours; }
+  __device__ void DropOthers(int batch, float4 (&loaded)[kSlots]) const {
+    const int lane = threadIdx.x % 32;
+    if (At(batch, kSlots) - lane <= end) return;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      if (At(batch, i) >= end) loaded[i] = NoScores();
+    }
+  }
   __device__ float4 LoadTail() const {
-    const int at = visible & ~3;
+    const int at = 4 * fours;
     float4 four = NoScores();
     if (at < visible) four.x = scores[at];
     if (at + 1 < visible) four.y = scores[at + 1];
     if (at + 2 < visible) four.z = scores[at + 2];
     return four;
   }
-  // f(score, entry) of all entries of this block, read again.
+  // The second batch to the L2 cache, while the first is worked on.
+  __device__ void Prefetch() const {
+    if (num_batches == 1 || threadIdx.x % 32 != 0) return;
+    const int from = At(1, 0);
+    const int count = min(32 * kSlots, end - from);
+    if (count > 0) PrefetchBulk(scores + 4 * from, 16 * static_cast<uint32_t>(count));
+  }
+  // f(score, entry) of all entries of this warp, read again.
   template <typename F>
   __device__ void ForEach(const F& f) const {
     const auto visit = [&](const float4& four, int entry) {
@@ -167,12 +232,11 @@ struct RowPart {
       if (entry + 2 < visible) f(four.z, entry + 2);
       if (entry + 3 < visible) f(four.w, entry + 3);
     };
-    for (int i = 0; i < num_batches * num_slots; ++i) {
-      const int batch = i / num_slots;
-      const int slot = i % num_slots;
-      if (Holds(batch, slot)) visit(Load(batch, slot), First(batch, slot));
+#pragma unroll 1
+    for (int at = first; at < end; at += 32) {
+      visit(__ldg(reinterpret_cast<const float4*>(scores) + at), 4 * at);
     }
-    if (first == 0) visit(LoadTail(), visible & ~3);
+    if (last && threadIdx.x % 32 == 0) visit(LoadTail(), 4 * fours);
   }
 };
 

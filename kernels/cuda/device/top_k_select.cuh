@@ -5,30 +5,29 @@
 // The k-th of a row of kernels/cuda/top_k.cu, and the chosen entries in ascending order.
 namespace lodestone::cuda::top_k {
 
-// The candidates in the first block: f(score, entry). A thread keeps two, of most lists all.
+// The candidates of a row: f(score, entry). A thread keeps two, of most lists all.
 struct CandidateList {
   static constexpr int kOwn = 2;
   const TopKShared& shared;
-  int end;  // of the places
+  int end;
   Candidate own[kOwn];
-  __device__ CandidateList(const TopKShared& first_block, int end_place)
-      : shared(first_block), end(end_place) {
+  __device__ CandidateList(uint32_t count, const TopKShared& first_block)
+      : shared(first_block), end(static_cast<int>(count)) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const int at = static_cast<int>(threadIdx.x) + i * Tile::kThreads;
-      own[i] = at < end ? shared.candidates[at] : Candidate{0, -1};
-    }
+    for (int i = 0; i < kOwn; ++i) own[i] = shared.candidates[At(i)];
+  }
+  __device__ static int At(int round) {
+    return static_cast<int>(threadIdx.x) + round * Tile::kThreads;
   }
   template <typename F>
   __device__ void ForEach(const F& f) const {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      if (own[i].entry >= 0) f(own[i].score, own[i].entry);
+      if (At(i) < end) f(own[i].score, own[i].entry);
     }
 #pragma unroll 1
-    for (int i = threadIdx.x + kOwn * Tile::kThreads; i < end; i += Tile::kThreads) {
-      const Candidate candidate = shared.candidates[i];
-      if (candidate.entry >= 0) f(candidate.score, candidate.entry);
+    for (int i = At(kOwn); i < end; i += Tile::kThreads) {
+      f(shared.candidates[i].score, shared.candidates[i].entry);
     }
   }
 };
@@ -96,8 +95,8 @@ __device__ inline uint64_t SelectFromList(const CandidateList& list, uint32_t k,
   list.ForEach([&](float score, int) { atomicAdd(&shared.bins[bins.Of(score)], 1u); });
   __syncthreads();
   if (threadIdx.x < 32) {
-    const Bin found = FindBin(k, shared.bins);
-    if (threadIdx.x == 0) shared.bin = found;
+    const OwnBin own = FindOwnBin(k, shared.bins);
+    if (own.holds) shared.bin = own.bin;
   }
   __syncthreads();
   const Bin bin = shared.bin;
@@ -115,41 +114,60 @@ __device__ inline uint64_t SelectFromList(const CandidateList& list, uint32_t k,
   return shared.kth;
 }
 
-// Selects from all entries of the row: the chosen become the candidates, without gaps.
+// Writes the entries that are not ranked lower than the k-th, in their order.
+__device__ inline void StoreFromList(const CandidateList& list, uint64_t kth, int32_t* out,
+                                     TopKShared& shared) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const float kth_score = ScoreOf(static_cast<uint32_t>(kth >> 32));
+  const int kth_entry = static_cast<int>(~static_cast<uint32_t>(kth));
+  const auto chosen = [&](int round, const Candidate& candidate) {
+    return __ballot_sync(~0u, CandidateList::At(round) < list.end &&
+                                  (candidate.score > kth_score ||
+                                   (candidate.score == kth_score && candidate.entry <= kth_entry)));
+  };
+  // of(round, candidate) of this lane's candidates; whole warps together.
+  const auto each_round = [&](const auto& of) {
+    of(0, list.own[0]);
+    if (list.end > Tile::kThreads) of(1, list.own[1]);
+#pragma unroll 1
+    for (int i = 2; i * Tile::kThreads < list.end; ++i) {
+      of(i, shared.candidates[CandidateList::At(i)]);
+    }
+  };
+  each_round([&](int round, const Candidate& candidate) {
+    const uint32_t lanes = chosen(round, candidate);
+    if (lane == 0) shared.round_sums[round][warp] = __popc(lanes);
+  });
+  __syncthreads();
+  uint32_t before = 0;
+  each_round([&](int round, const Candidate& candidate) {
+    const uint32_t lanes = chosen(round, candidate);
+    const uint32_t sum = lane < Tile::kWarps ? shared.round_sums[round][lane] : 0;
+    const uint32_t place =
+        before + __reduce_add_sync(~0u, lane < warp ? sum : 0) + __popc(lanes & ((1u << lane) - 1));
+    if (lanes >> lane & 1) out[place] = candidate.entry;
+    before += __reduce_add_sync(~0u, sum);
+  });
+}
+
+// Selects from all entries of the row: the chosen, in any order, are `listed` then.
 template <int kSlots, typename Team>
-__device__ __noinline__ void SelectFromRow(const RowPart<kSlots>& part, int k, const Team& team,
-                                           TopKShared& shared) {
+__device__ __noinline__ void SelectFromRow(const TopKArgs& args, int64_t row, int visible,
+                                           const Team& team, TopKShared& shared) {
+  const RowPart<kSlots> part(args, row, visible, team);
   TopKShared& first_block = team.Of(0, shared);
   if (threadIdx.x == 0) shared.num_sent = 0;
   const Range range = {uint64_t{kNanKey} << 32, ~uint64_t{0}};
-  const uint64_t kth = SelectKth(part, static_cast<uint32_t>(k), range, part.visible, team, shared);
+  const uint64_t kth = SelectKth(part, static_cast<uint32_t>(args.k), range, visible, team, shared);
   part.ForEach([&](float score, int entry) {
     if (RankKey(score, entry) < kth) return;
-    first_block.candidates[atomicAdd(&first_block.num_sent, 1)] = {score, entry};
+    first_block.listed[atomicAdd(&first_block.num_sent, 1)] = entry;
   });
   team.Sync();
 }
 
-// Those that are not ranked lower than the k-th, or all that are listed: f(entry).
-struct ChosenCandidates {
-  CandidateList list;
-  bool all;
-  float score;  // of the k-th
-  int entry;
-  __device__ ChosenCandidates(const CandidateList& candidates, uint64_t kth)
-      : list(candidates),
-        all(kth == 0),
-        score(ScoreOf(static_cast<uint32_t>(kth >> 32))),
-        entry(static_cast<int>(~static_cast<uint32_t>(kth))) {}
-  template <typename F>
-  __device__ void ForEach(const F& f) const {
-    list.ForEach([&](float its_score, int its_entry) {
-      if (its_score > score || (its_score == score && its_entry <= entry) || all) f(its_entry);
-    });
-  }
-};
-
-// What StoreChosen marks the first `entries` entries in.
+// What StoreListed marks the first `entries` entries in.
 __device__ inline void ClearOrder(int entries, TopKShared& shared) {
   const int vectors = (min(entries, Tile::kWindow) + 127) / 128;
   for (int i = threadIdx.x; i < vectors; i += Tile::kThreads) {
@@ -189,20 +207,20 @@ __device__ inline uint32_t ScanBuckets(uint32_t before, TopKShared& shared) {
   return before + __reduce_add_sync(~0u, of_warp);
 }
 
-// Writes the chosen entries in ascending order. By the first block, after ClearOrder.
-__device__ inline void StoreChosen(const ChosenCandidates& chosen, int visible, int32_t* out,
-                                   TopKShared& shared) {
+// Writes the `k` listed entries in ascending order. By the first block, after SelectFromRow.
+__device__ inline void StoreListed(int k, int visible, int32_t* out, TopKShared& shared) {
   constexpr int kBucketBits = 31 - __builtin_clz(Tile::kBuckets);
+  const auto for_each_listed = [&](const auto& f) {
+    for (int i = threadIdx.x; i < k; i += Tile::kThreads) f(shared.listed[i]);
+  };
   uint32_t before = 0;
   for (int first = 0; first < visible; first += Tile::kWindow) {
     const int entries = min(visible - first, Tile::kWindow);
     const int shift = max(32 - __clz(entries - 1) - kBucketBits, 5);
-    if (first > 0) {
-      __syncthreads();
-      ClearOrder(entries, shared);
-      __syncthreads();
-    }
-    chosen.ForEach([&](int entry) {
+    __syncthreads();
+    ClearOrder(entries, shared);
+    __syncthreads();
+    for_each_listed([&](int entry) {
       const uint32_t at = static_cast<uint32_t>(entry - first);
       if (at >= static_cast<uint32_t>(entries)) return;
       atomicOr(&shared.chosen[at / 32], 1u << (at % 32));
@@ -211,7 +229,7 @@ __device__ inline void StoreChosen(const ChosenCandidates& chosen, int visible, 
     __syncthreads();
     before = ScanBuckets(before, shared);
     __syncthreads();
-    chosen.ForEach([&](int entry) {
+    for_each_listed([&](int entry) {
       const uint32_t at = static_cast<uint32_t>(entry - first);
       if (at >= static_cast<uint32_t>(entries)) return;
       const uint32_t word = at / 32;
