@@ -10,18 +10,25 @@
 // registers (device/widen_keys.cuh). So fp4 keys that hold what bf16 keys would give the same bits.
 //
 // In decode the ring fills while the kernels ahead in the stream still run: their last blocks leave
-// the memory idle, and only a token's last entry can be theirs.
+// the memory idle, and only a token's last entry can be theirs. Some processors read faster than
+// others (53 to 70 us for an equal share of 65 us), so in large decode launches with bf16 keys blocks
+// draw tickets for most of the tiles (device/index_ticket.cuh).
 //
 // Bound: bytes in decode (256, 132 or 68 per entry and token), products in prefill (16,384 FLOP per
-// entry and token at 64 heads). Measured on H200s at 32 x 32,768 entries: 0.88 to 0.92 of it with
-// bf16 keys; 0.72 fp8 and 0.49 fp4, both bound by the instructions that widen. 0.74 to 0.77 in bf16
+// entry and token at 64 heads). Measured on an H200 at 32 x 32,768 entries: 0.91 of it with bf16
+// keys; 0.74 fp8 and 0.40 fp4, both bound by the instructions that widen. 0.74 to 0.77 in bf16
 // prefill.
 
 #include <cuda.h>
 
+#include <algorithm>
+#include <mutex>
+
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/index_load.cuh"
 #include "kernels/cuda/device/index_math.cuh"
+#include "kernels/cuda/device/index_ticket.cuh"
 #include "kernels/cuda/device/index_tile.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launchers.h"
@@ -30,119 +37,90 @@
 namespace lodestone::cuda {
 namespace {
 
-struct IndexScoresMaps {
-  CUtensorMap keys;   // [P, 64, payload bytes], 128 bytes (kFp4: 64) x 64 rows a box
-  CUtensorMap query;  // bf16 [T * H_i, 128], 64 x kColumns a box
-};
+// Words that count tickets, one a stream, each 0 between launches. Launches of one stream draw
+// tickets one after the other, and so do graphs that were captured on it: they run on it.
+constexpr int kTicketWords = 256;
+__device__ uint32_t ticket_words[kTicketWords];
 
-// Queries and weights of the group into buffer `index` % 2.
+// The word of a stream; -1 if all belong to other streams, or the handle stands for a stream of
+// each thread.
+int TicketWord(cudaStream_t stream) {
+  static std::mutex mutex;
+  static cudaStream_t streams[kTicketWords];
+  static int num_streams = 0;
+  if (stream == cudaStreamPerThread) return -1;
+  const std::lock_guard lock(mutex);
+  const int word = static_cast<int>(std::find(streams, streams + num_streams, stream) - streams);
+  if (word == kTicketWords) return -1;
+  if (word == num_streams) streams[num_streams++] = stream;
+  return word;
+}
+
+// By one thread, which is faster than one a barrier; the caller synchronises.
 template <typename Tile>
-__device__ void LoadQuery(const IndexScoresArgs& args, const IndexScoresMaps& maps, int token,
-                          int tokens, int index, IndexScoresShared<Tile>& shared) {
-  const int buffer = index % 2;
-  uint64_t* const full = &shared.query_full[buffer];
-  const uint32_t weight_bytes = static_cast<uint32_t>(tokens * args.num_heads * 4);
-  BarrierWait(&shared.query_empty[buffer], (index / 2 + 1) % 2);
-  BarrierArriveExpect(full, 2 * Tile::kQueryHalfBytes + weight_bytes);
-  for (int half = 0; half < 2; ++half) {
-    CopyBox2(shared.query[buffer] + half * Tile::kQueryHalfBytes, &maps.query, full, half * 64,
-             static_cast<int>(token * args.num_heads));
+__device__ void InitBarriers(IndexScoresShared<Tile>& shared) {
+  for (int i = 0; i < Tile::kStages; ++i) {
+    BarrierInit(&shared.key_full[i], Tile::kHasFactors ? 1 + 32 : 1);
+    BarrierInit(&shared.key_empty[i], 4);  // the warps of one warpgroup
+    if (Tile::kHasFactors) BarrierInit(&shared.scale_full[i], 1);
   }
-  CopyBulk(shared.weight[buffer], args.weight + token * args.num_heads, weight_bytes, full);
-}
-
-// The query thread: queries of all token groups of this block. They may come from the kernel
-// before.
-template <typename Tile>
-__device__ void LoadQueries(const IndexScoresArgs& args, const IndexScoresMaps& maps,
-                            IndexScoresShared<Tile>& shared) {
-  int index = 0;
-  ForEachGroup<Tile::kTokens>(args, shared.share,
-                              [&](int token, const TokenGroup& group, int, int, uint32_t) {
-                                LoadQuery(args, maps, token, group.tokens, index, shared);
-                                ++index;
-                              });
-}
-
-// Key tile `number` of this block, which is page `page`.
-template <typename Tile>
-__device__ void LoadKeys(const IndexScoresArgs& args, const IndexScoresMaps& maps, int page,
-                         uint32_t number, IndexScoresShared<Tile>& shared) {
-  const uint32_t stage = number % Tile::kStages;
-  const uint32_t parity = (number / Tile::kStages + 1) % 2;
-  uint64_t* const full = &shared.key_full[stage];
-  BarrierWait(&shared.key_empty[stage], parity);
-  BarrierArriveExpect(full, Tile::kPayloadBytes + Tile::kScaleBytes);
-  // Decode reads a key once; tokens of a prefill chunk read it again.
-  const auto copy = Tile::kTokens == 1 ? CopyBox3Once : CopyBox3;
-  copy(shared.keys[stage], &maps.keys, full, 0, 0, page);
-  if constexpr (Tile::kFormat == IndexKeyFormat::kBf16) {
-    copy(shared.keys[stage] + Tile::kPayloadBytes / 2, &maps.keys, full, 128, 0, page);
-  } else {
-    CopyBulk(shared.scale[stage], args.keys.scale + page * args.keys.scale_block_stride,
-             Tile::kScaleBytes, full);
+  for (int i = 0; i < 2; ++i) {
+    BarrierInit(&shared.query_full[i], 1);
+    BarrierInit(&shared.query_empty[i], Tile::kMathThreads / 32);
   }
-}
-
-// One key warp: its turns among the tiles of this block.
-template <typename Tile>
-__device__ void LoadTiles(const IndexScoresArgs& args, const IndexScoresMaps& maps, int warp,
-                          IndexScoresShared<Tile>& shared) {
-  constexpr int kWarps = Tile::kKeyWarps;
-  const int lane = threadIdx.x % 32;
-  if (!args.old_keys) WaitForPreviousKernel();
-  const auto load = [&](int token, const TokenGroup& group, int tile, int count, uint32_t number) {
-    const int seq = number == 0 ? shared.share.first_seq : args.token_seq[token];
-    const int32_t* pages = args.block_table + seq * args.max_pages + tile;
-    // Lane i looks up the page of this warp's i-th tile from `first` on.
-    for (int first = TurnOf<kWarps>(warp, number); first < count; first += 32 * kWarps) {
-      const int at = first + lane * kWarps;
-      const int my_page = at < count ? pages[at] : 0;
-      for (int i = 0; i < 32 && first + i * kWarps < count; ++i) {
-        const int page = __shfl_sync(~0u, my_page, i);
-        if (tile + first + i * kWarps == group.tiles - 1) WaitForPreviousKernel();
-        if (lane == 0) LoadKeys(args, maps, page, number + first + i * kWarps, shared);
-      }
-    }
-  };
-  ForEachGroup<Tile::kTokens>(args, shared.share, load);
+  for (int i = 0; Tile::kDeals && i < Tile::kItems; ++i) {
+    BarrierInit(&shared.item_full[i], 32 + 1);  // copies of pages, and what they are
+    BarrierInit(&shared.item_empty[i], Tile::kItemReaders);
+  }
+  BarrierInitFence();
 }
 
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     IndexScoresKernel(const __grid_constant__ IndexScoresArgs args,
-                      const __grid_constant__ IndexScoresMaps maps) {
+                      const __grid_constant__ IndexScoresMaps maps, int ticket_word) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t smem[];
   auto& shared = *reinterpret_cast<IndexScoresShared<Tile>*>(smem);
   AllowNextKernel();
+  const WarpTokens<Tile::kTokens> tokens(args);  // its loads take longer than what follows
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Tile::kStages; ++i) {
-      BarrierInit(&shared.key_full[i], 1);
-      BarrierInit(&shared.key_empty[i], 4);  // the warps of one warpgroup
-    }
-    for (int i = 0; i < 2; ++i) {
-      BarrierInit(&shared.query_full[i], 1);
-      BarrierInit(&shared.query_empty[i], Tile::kMathThreads / 32);
-    }
-    BarrierInitFence();
+    InitBarriers(shared);
     shared.e2m1_table_low = kE2m1Low;
+  } else if (threadIdx.x == 32) {
+    PrefetchMap(&maps.keys);
+    PrefetchMap(&maps.query);
   }
-  FindShare<Tile::kTokens, Tile::kThreads>(args, shared.warp_tiles, shared.share);
   __syncthreads();
+  const bool deals = Tile::kDeals && ticket_word >= 0;
+  const bool few = args.num_tokens <= 32;
+  if (!few) {
+    FindShare<Tile::kTokens, Tile::kThreads>(args, deals, shared.warp_tiles, shared.table,
+                                             shared.share);
+    __syncthreads();
+  }
+  const IndexShare share = few ? tokens.template Share<Tile::kThreads>(args, deals) : shared.share;
   if (threadIdx.x < Tile::kMathThreads) {
     if constexpr (Tile::kMovesRegisters) GrowRegisters<Tile::kMathRegisters>();
     WaitForPreviousKernel();  // which may still read the scores
-    ScoreTiles(args, shared);
+    ScoreTiles(args, share, shared);
     return;
   }
   if constexpr (Tile::kMovesRegisters) ShrinkRegisters<Tile::kLoadRegisters>();
   const int warp = (threadIdx.x - Tile::kMathThreads) / 32;
   if (warp < Tile::kKeyWarps) {
-    LoadTiles(args, maps, warp, shared);
-  } else if (warp == Tile::kKeyWarps && threadIdx.x % 32 == 0) {
+    LoadTiles(args, maps, warp, share, shared);
+  } else if (warp == Tile::kKeyWarps) {
     WaitForPreviousKernel();  // which may write queries and weights
-    LoadQueries(args, maps, shared);
+    if (threadIdx.x % 32 == 0) LoadQueries(args, maps, share, shared);
+  } else if constexpr (Tile::kHasFactors) {
+    FindFactors(share, shared);
+  } else if constexpr (Tile::kDeals) {
+    if (share.dealt == share.total) return;
+    if (few) tokens.Fill(shared.table);
+    __syncwarp();
+    WaitForPreviousKernel();  // which may still draw tickets
+    DealTiles(args, share, &ticket_words[ticket_word], shared);
   }
 #endif
 }
@@ -180,7 +158,7 @@ void LaunchTile(const IndexScoresArgs& args, cudaStream_t stream) {
   const LaunchShape shape = {.blocks = CurrentDevice().processors,
                              .threads = Tile::kThreads,
                              .shared_bytes = kSharedBytes};
-  LaunchOverlapped(kernel, shape, stream, args, MakeMaps(args, Tile::kColumns));
+  LaunchOverlapped(kernel, shape, stream, args, MakeMaps(args, Tile::kColumns), TicketWord(stream));
 }
 
 template <IndexKeyFormat kFormat>

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/index_ticket.cuh"
 #include "kernels/cuda/device/index_tile.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/device/widen_keys.cuh"
@@ -39,6 +40,10 @@ struct MathView {
   }
   __device__ uint32_t scale(uint32_t stage) const {
     return base + static_cast<uint32_t>(offsetof(Shared, scale)) + stage * (kTileEntries * 4);
+  }
+  __device__ uint32_t factors(uint32_t stage) const {
+    return base + static_cast<uint32_t>(offsetof(Shared, factors)) + stage * (kTileEntries * 8) +
+           2 * lane.scale;
   }
   __device__ void WaitForKeys(uint32_t number) const {
     BarrierWait(
@@ -171,9 +176,9 @@ struct GroupMath {
     const int entry = (tile + i) * kTileEntries + row.first;
     if (entry < row.visible) row.out[entry] = Tile::kWidens ? score * factor : score;
   }
-  // acc = widened keys of tile `i` times the queries; returns what it must be multiplied by. Each
+  // acc = fp8 keys of tile `i` times the queries; returns what it must be multiplied by. Each
   // quarter is multiplied while the next one is widened.
-  __device__ float MultiplyWidened(int i, float (&acc)[Tile::kColumns / 2]) const {
+  __device__ float MultiplyFp8(int i, float (&acc)[Tile::kColumns / 2]) const {
     const uint32_t stage = (number + i) % Tile::kStages;
     const RowScales scales = LoadScales(view.scale(stage), view.lane);
     uint32_t a[8][4];
@@ -183,7 +188,37 @@ struct GroupMath {
       StartQuarter<Tile>(a, queries, quarter, acc);
       if (quarter == 3) FinishProducts(acc);
     };
-    return WidenKeys<Tile::kFormat>(view.keys(stage), scales, view.lane, multiply, a);
+    WidenFp8(view.keys(stage), view.lane, multiply, a);
+    return __uint_as_float(threadIdx.x % 2 == 0 ? scales.rows[0] : scales.rows[1]);
+  }
+  template <typename Row>
+  __device__ void MultiplyCodes(const Fp4Codes& codes, const Row (&rows)[2],
+                                float (&acc)[Tile::kColumns / 2]) const {
+    uint32_t a[8][4];
+    uint64_t queries = 0;
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      codes.Widen(quarter, view.lane, rows, a);
+      if (quarter == 0) queries = QueryDescriptor(query);
+      StartQuarter<Tile>(a, queries, quarter, acc);
+    }
+    FinishProducts(acc);
+  }
+  // The same of fp4 keys.
+  __device__ float MultiplyFp4(int i, float (&acc)[Tile::kColumns / 2]) const {
+    const uint32_t stage = (number + i) % Tile::kStages;
+    const uint32_t factors = view.factors(stage);
+    const ModerateRow rows[2] = {{LoadSharedPair(factors)}, {LoadSharedPair(factors + 8 * 8)}};
+    Fp4Codes codes;
+    codes.Load(view.keys(stage), view.lane);
+    if (rows[0].factors.x != 0) {
+      MultiplyCodes(codes, rows, acc);
+      return kModerateUnit;
+    }
+    const RowScales scales = LoadScales(view.scale(stage), view.lane);
+    const AnyRow any[2] = {{scales.rows[0]}, {scales.rows[1]}};
+    MultiplyCodes(codes, any, acc);
+    return 1;
   }
   // One tile after the other.
   template <bool kAllHeads>
@@ -192,8 +227,10 @@ struct GroupMath {
       float acc[Tile::kColumns / 2];
       float factor = 1;
       view.WaitForKeys(number + i);
-      if constexpr (Tile::kWidens) {
-        factor = MultiplyWidened(i, acc);
+      if constexpr (Tile::kFormat == IndexKeyFormat::kFp8) {
+        factor = MultiplyFp8(i, acc);
+      } else if constexpr (Tile::kFormat == IndexKeyFormat::kFp4) {
+        factor = MultiplyFp4(i, acc);
       } else {
         StartProducts<Tile>(view.keys((number + i) % Tile::kStages), query, acc);
         FinishProducts(acc);
@@ -204,9 +241,17 @@ struct GroupMath {
   }
 };
 
+// Gives the queries of one buffer back. By a whole warp.
+template <typename Tile>
+__device__ void ReleaseQuery(int buffer, IndexScoresShared<Tile>& shared) {
+  __syncwarp();  // all lanes have read
+  if (threadIdx.x % 32 == 0) BarrierArrive(&shared.query_empty[buffer]);
+}
+
 // One math warpgroup: its turns among the tiles of this block.
 template <typename Tile>
-__device__ void ScoreTiles(const IndexScoresArgs& args, IndexScoresShared<Tile>& shared) {
+__device__ void ScoreTiles(const IndexScoresArgs& args, const IndexShare& share,
+                           IndexScoresShared<Tile>& shared) {
   const int member = threadIdx.x / 128;
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   GroupMath<Tile> math{};
@@ -217,29 +262,32 @@ __device__ void ScoreTiles(const IndexScoresArgs& args, IndexScoresShared<Tile>&
         FindKeyLane<Tile::kFormat>(row, LoadShared(SharedAddress(&shared.e2m1_table_low)));
   }
   math.num_heads = static_cast<int>(args.num_heads);
-  int index = 0;
-  const auto score = [&](int token, const TokenGroup& group, int tile, int count, uint32_t number) {
-    const int buffer = index % 2;
-    BarrierWait(&shared.query_full[buffer], index / 2 % 2);
-    if constexpr (Tile::kWidens) ArrangeQuery<Tile>(shared.query[buffer]);
-    math.query = SharedAddress(shared.query[buffer]);
-    math.weight = shared.weight[buffer];
-    math.row = FindScoreRow(args, token, group.tokens, row);
-    math.tile = tile;
-    math.count = count;
-    math.number = number;
-    if constexpr (Tile::kKeepsWeights) LoadWeights(math.weight, math.kept_weight);
-    const int first = TurnOf<Tile::kMathGroups>(member, number);
+  int index = 0;  // of the queries
+  const auto score = [&](const IndexPart& part) {
+    if (part.slot >= 0) ReleaseItem(part.slot, shared);
+    if (part.new_group) {
+      if (Tile::kDeals && index > 0) ReleaseQuery((index - 1) % 2, shared);
+      const int buffer = index % 2;
+      BarrierWait(&shared.query_full[buffer], index / 2 % 2);
+      if constexpr (Tile::kWidens) ArrangeQuery<Tile>(shared.query[buffer]);
+      math.query = SharedAddress(shared.query[buffer]);
+      math.weight = shared.weight[buffer];
+      if constexpr (Tile::kKeepsWeights) LoadWeights(math.weight, math.kept_weight);
+      math.row = FindScoreRow(args, part.token, part.group.tokens, row);
+      ++index;
+    }
+    math.tile = part.tile;
+    math.count = part.count;
+    math.number = part.number;
+    const int first = TurnOf<Tile::kMathGroups>(member, part.number);
     if (math.num_heads != IndexDims::kHeads) {
       math.template Run<false>(first);
     } else {
       math.template Run<true>(first);
     }
-    __syncwarp();  // all lanes have read
-    if (threadIdx.x % 32 == 0) BarrierArrive(&shared.query_empty[buffer]);
-    ++index;
+    if (!Tile::kDeals) ReleaseQuery((index - 1) % 2, shared);
   };
-  ForEachGroup<Tile::kTokens>(args, shared.share, score);
+  ForEachPart(args, share, shared, score);
 }
 
 }  // namespace lodestone::cuda

@@ -5,7 +5,9 @@
 #include "kernels/cuda/launchers.h"
 
 // How the index scores kernel divides its work: the key tiles of all tokens, in order, are cut into
-// one equal range per thread block.
+// one equal range per thread block. Some processors read faster than others, so where a block would
+// have many tiles only the first part of them is cut so, and blocks draw tickets for the rest
+// (index_ticket.cuh).
 namespace lodestone::cuda {
 
 constexpr int kTileEntries = 64;  // of a page at ratio 4
@@ -16,13 +18,24 @@ struct TokenGroup {
   int tiles;
 };
 
-// One block's range of tiles.
+// One block's range of tiles, and what tickets deal: the tiles [dealt, total) of all tokens.
 struct IndexShare {
   int first_token;
   int first_seq;   // its row of the block table
   int first_tile;  // of that token
   int64_t num_tiles;
+  int64_t dealt;
+  int64_t total;
 };
+
+// How many of `total` tiles are cut into equal ranges; the others are dealt, if the launch can.
+template <int kThreads>
+__device__ int64_t FixedTiles(const IndexScoresArgs& args, bool deals, int64_t total) {
+  constexpr int64_t kManyTiles = 64;      // of a block
+  constexpr int64_t kMaxTiles = 1 << 30;  // fit the table of TileTable
+  const bool many = total >= kManyTiles * gridDim.x && total <= kMaxTiles;
+  return deals && many && args.num_tokens < kThreads ? total / 4 : total;
+}
 
 // REQUIRES: a group of up to kTokens starts at `token`.
 template <int kTokens>
@@ -47,10 +60,71 @@ __device__ int TilesStartingAt(const IndexScoresArgs& args, int64_t token) {
   return GroupAt<kTokens>(args, token).tiles;
 }
 
-// Writes this block's share to `share`; `warp_tiles` is shared memory, one per warp. By all
+// The tiles before each token and its sequence, where tiles are dealt: a thread has one token then.
+template <int kThreads>
+struct TileTable {
+  int tiles_before[kThreads];
+  int seqs[kThreads];
+};
+
+// This block's share where there are at most 32 tokens, which each warp finds on its own: a launch
+// reads nothing before. Lane i is token i.
+template <int kTokens>
+struct WarpTokens {
+  int tiles = 0;
+  int seq = 0;
+
+  __device__ explicit WarpTokens(const IndexScoresArgs& args) {
+    const int lane = threadIdx.x % 32;
+    if (lane >= args.num_tokens || args.num_tokens > 32) return;
+    seq = args.token_seq[lane];
+    tiles = TilesStartingAt<kTokens>(args, lane);
+  }
+  template <int kThreads>
+  __device__ IndexShare Share(const IndexScoresArgs& args, bool deals) const {
+    const int inclusive = TilesUpTo();
+    const int before = inclusive - tiles;
+    const int total = __shfl_sync(~0u, inclusive, 31);
+    const int fixed = static_cast<int>(FixedTiles<kThreads>(args, deals, total));
+    // block * fixed / blocks, rounded down, of numbers that fit 32 bits.
+    const auto first_of = [&](uint32_t block) {
+      const uint32_t blocks = gridDim.x;
+      return static_cast<int>(block * (fixed / blocks) + block * (fixed % blocks) / blocks);
+    };
+    const int first = first_of(blockIdx.x);
+    const int token =
+        max(__ffs(static_cast<int>(__ballot_sync(~0u, before <= first && first < inclusive))), 1) -
+        1;
+    return {token,
+            __shfl_sync(~0u, seq, token),
+            first - __shfl_sync(~0u, before, token),
+            first_of(blockIdx.x + 1) - first,
+            fixed,
+            total};
+  }
+  template <int kThreads>
+  __device__ void Fill(TileTable<kThreads>& table) const {
+    const int inclusive = TilesUpTo();
+    table.tiles_before[threadIdx.x % 32] = inclusive - tiles;
+    table.seqs[threadIdx.x % 32] = seq;
+    if (threadIdx.x % 32 == 31) table.tiles_before[32] = inclusive;
+  }
+  __device__ int TilesUpTo() const {
+    int inclusive = tiles;
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int before = __shfl_up_sync(~0u, inclusive, offset);
+      if (threadIdx.x % 32 >= offset) inclusive += before;
+    }
+    return inclusive;
+  }
+};
+
+// The same with any number of tokens: writes the share, and, where tiles are dealt, the table.
+// `warp_tiles` is shared memory, one per warp. `deals`: the launch has a word for tickets. By all
 // kThreads threads of the block; the caller synchronises.
-template <int kTokens, int kThreads>
-__device__ void FindShare(const IndexScoresArgs& args, int64_t (&warp_tiles)[kThreads / 32],
+template <int kTokens, int kThreads, int kTable>
+__device__ void FindShare(const IndexScoresArgs& args, bool deals,
+                          int64_t (&warp_tiles)[kThreads / 32], TileTable<kTable>& table,
                           IndexShare& share) {
   const int64_t per_thread = (args.num_tokens + kThreads - 1) / kThreads;
   const int64_t begin = min(threadIdx.x * per_thread, args.num_tokens);
@@ -72,9 +146,18 @@ __device__ void FindShare(const IndexScoresArgs& args, int64_t (&warp_tiles)[kTh
     if (i == warp) at += total;
     total += warp_tiles[i];
   }
-  const int64_t first = blockIdx.x * total / gridDim.x;
-  const int64_t last = (blockIdx.x + 1) * total / gridDim.x;
-  if (threadIdx.x == 0) share.num_tiles = last - first;
+  const int64_t fixed = FixedTiles<kThreads>(args, deals, total);
+  if (fixed < total) {
+    table.tiles_before[threadIdx.x] = static_cast<int>(at);
+    table.seqs[threadIdx.x] = first_seq;
+  }
+  const int64_t first = blockIdx.x * fixed / gridDim.x;
+  const int64_t last = (blockIdx.x + 1) * fixed / gridDim.x;
+  if (threadIdx.x == 0) {
+    share.num_tiles = last - first;
+    share.dealt = fixed;
+    share.total = total;
+  }
   if (at > first || first >= at + tiles) return;
   for (int64_t token = begin;; ++token) {
     const int here = TilesStartingAt<kTokens>(args, token);
@@ -85,24 +168,6 @@ __device__ void FindShare(const IndexScoresArgs& args, int64_t (&warp_tiles)[kTh
       return;
     }
     at += here;
-  }
-}
-
-// Calls f(token, group, tile, count, number) for each token group of a share that has tiles in it:
-// its tiles [tile, tile + count), which are the share's from `number` on.
-template <int kTokens, typename F>
-__device__ void ForEachGroup(const IndexScoresArgs& args, const IndexShare& share, const F& f) {
-  int token = share.first_token;
-  int tile = share.first_tile;
-  uint32_t number = 0;
-  for (int64_t left = share.num_tiles; left > 0;) {
-    const TokenGroup group = GroupAt<kTokens>(args, token);
-    const int count = static_cast<int>(min(static_cast<int64_t>(group.tiles - tile), left));
-    if (count > 0) f(token, group, tile, count, number);
-    number += count;
-    left -= count;
-    tile = 0;
-    token += group.tokens;
   }
 }
 

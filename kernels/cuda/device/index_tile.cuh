@@ -9,6 +9,10 @@
 // Tile constants and shared memory of the index scores kernel (kernels/cuda/index_scores.cu).
 namespace lodestone::cuda {
 
+constexpr int kTicketTiles = 8;   // of a coarse ticket
+constexpr int kFineTiles = 4;     // of a fine one
+constexpr int kCoarseShare = 14;  // sixteenths of what is dealt
+
 struct IndexDims {
   static constexpr int kDims = 128;  // d_i
   static constexpr int kHeads = 64;  // H_i, at most
@@ -23,13 +27,16 @@ struct IndexScoresTile : IndexDims {
   // Decode with bf16 keys is bound by bytes, and two warpgroups keep up. Widening is bound by issue
   // slots and hides its latency behind other warpgroups.
   static constexpr int kMathGroups = kTokens == 2 ? 3 : kWidens ? 4 : 2;
+  // A warp finds the factors of fp4 keys, and whether they are moderate in the whole tile: the
+  // warps of a math warpgroup must start the same products, not those of two branches.
+  static constexpr bool kHasFactors = kFormat == IndexKeyFormat::kFp4;
   static constexpr bool kMovesRegisters = kMathGroups == 4;
   static constexpr int kMathRegisters = 112;
   static constexpr int kLoadRegisters = 32;
   static constexpr bool kKeepsWeights = kTokens == 1;
   static constexpr int kMathThreads = 128 * kMathGroups;
-  static constexpr int kKeyWarps = kMathGroups == 3 ? 3 : 2;
-  static constexpr int kThreads = kMathThreads + 128;  // up to three key warps, the query warp
+  static constexpr int kKeyWarps = kMathGroups == 3 && !kHasFactors ? 3 : 2;
+  static constexpr int kThreads = kMathThreads + 128;  // key warps, the query warp, another
   static constexpr int kPayloadBytes =
       kTileEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).payload);
   static constexpr int kScaleBytes =
@@ -40,11 +47,23 @@ struct IndexScoresTile : IndexDims {
   // block has an equal share of the tiles.
   static constexpr int kStages = kTokens == 2 ? (kFormat == IndexKeyFormat::kFp4 ? 18 : 9)
                                               : (kFormat == IndexKeyFormat::kFp4 ? 16 : 8);
+  // Tickets (index_ticket.cuh) pay where reading is the bound: products take equal times.
+  static constexpr bool kDeals = kTokens == 1 && !kWidens;
+  static constexpr int kItems = 4;
+  static constexpr int kItemReaders = kMathThreads / 32 + kKeyWarps + 1;  // warps
   // Else a warp could wait for a phase of a barrier while the phase before is incomplete still, and
   // take the one before that for it.
   static_assert(kStages % kMathGroups == 0 && kStages % kKeyWarps == 0,
                 "a stage has one math warpgroup and one key warp");
   static_assert(kPayloadBytes % 1024 == 0, "tiles keep the alignment that swizzled rows need");
+};
+
+// Tiles of one token that were dealt to this block.
+struct IndexItem {
+  int token;
+  int tile;
+  int count;                // 0: no more tiles
+  int pages[kTicketTiles];  // of the block table
 };
 
 template <typename Tile>
@@ -53,10 +72,16 @@ struct alignas(1024) IndexScoresShared {
   uint8_t query[2][2 * Tile::kQueryHalfBytes];
   alignas(16) float weight[2][Tile::kColumns];
   alignas(16) uint8_t scale[Tile::kWidens ? Tile::kStages : 1][kTileEntries * 4];
+  uint2 factors[Tile::kHasFactors ? Tile::kStages : 1][kTileEntries];  // 0: scales not moderate
+  uint64_t scale_full[Tile::kHasFactors ? Tile::kStages : 1];
   uint64_t key_full[Tile::kStages];
   uint64_t key_empty[Tile::kStages];
   uint64_t query_full[2];
   uint64_t query_empty[2];
+  uint64_t item_full[Tile::kItems];
+  uint64_t item_empty[Tile::kItems];
+  IndexItem items[Tile::kItems];
+  TileTable<Tile::kDeals ? Tile::kThreads : 1> table;
   int64_t warp_tiles[Tile::kThreads / 32];
   IndexShare share;
   uint32_t e2m1_table_low;  // kE2m1Low

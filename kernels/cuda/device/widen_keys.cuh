@@ -85,87 +85,77 @@ __device__ void WidenFp8(uint32_t keys, const KeyLane& lane, const F& use, uint3
 constexpr float kModerateUnit = 512;
 constexpr uint32_t kFactorBias = 0x08080808;
 
-// Whether all scales of two rows are 2^-55 .. 2^8.
-__device__ inline bool ModerateScales(const RowScales& scales) {
+// Whether the four scales of a row are 2^-55 .. 2^8.
+__device__ inline bool ModerateScales(uint32_t scales) {
   // Codes 72 to 135 less 8 begin with the bits 01; a borrow from a smaller code shows in that code.
-  const uint32_t wrong = ((scales.rows[0] - kFactorBias) ^ 0x40404040u) |
-                         ((scales.rows[1] - kFactorBias) ^ 0x40404040u);
-  return (wrong & 0xc0c0c0c0u) == 0;
+  return (((scales - kFactorBias) ^ 0x40404040u) & 0xc0c0c0c0u) == 0;
 }
 
-// What multiplies the operands of a row: a factor for each quarter of its dims. Moderate ones fit
-// bf16 and lie two in a word.
-template <bool kModerate>
-struct RowFactors {
-  uint32_t words[kModerate ? 2 : 1];
-  __device__ explicit RowFactors(uint32_t scales) {
-    if constexpr (kModerate) {
-      const uint32_t codes = scales - kFactorBias;
-      words[0] = __byte_perm(codes, 0, 0x4140) * 128u + 0x3f803f80u;
-      words[1] = __byte_perm(codes, 0, 0x4342) * 128u + 0x3f803f80u;
-    } else {
-      words[0] = scales;
-    }
-  }
+// ld.shared.v2 (PTX manual 9.7.9.8); not moved across barriers.
+__device__ inline uint2 LoadSharedPair(uint32_t shared_address) {
+  uint2 pair;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+               : "=r"(pair.x), "=r"(pair.y)
+               : "r"(shared_address));
+  return pair;
+}
+
+// What multiplies the operands of a row with moderate scales: a bf16 factor, never 0, for each
+// quarter of its dims.
+__device__ inline uint2 ModerateFactors(uint32_t scales) {
+  const uint32_t codes = scales - kFactorBias;
+  return {__byte_perm(codes, 0, 0x4140) * 128u + 0x3f803f80u,
+          __byte_perm(codes, 0, 0x4342) * 128u + 0x3f803f80u};
+}
+
+// A quarter of the dims of one row, spread codes times the factor or with any scale.
+struct ModerateRow {
+  uint2 factors;
   __device__ uint32_t Multiply(uint32_t pair, int quarter) const {
-    if constexpr (kModerate) {
-      return MultiplyBf16x2(pair, BothHalves(words[quarter / 2], quarter % 2 != 0));
-    } else {
-      constexpr uint32_t kTwoTo64 = 0x5f805f80u;
-      return MultiplyBf16x2(MultiplyBf16x2(MultiplyBf16x2(pair, kTwoTo64), kTwoTo64),
-                            E8m0ToBf16x2((words[0] >> (8 * quarter)) & 255u));
-    }
+    return MultiplyBf16x2(pair, BothHalves(quarter < 2 ? factors.x : factors.y, quarter % 2 != 0));
+  }
+};
+struct AnyRow {
+  uint32_t scales;
+  __device__ uint32_t Multiply(uint32_t pair, int quarter) const {
+    constexpr uint32_t kTwoTo64 = 0x5f805f80u;
+    return MultiplyBf16x2(MultiplyBf16x2(MultiplyBf16x2(pair, kTwoTo64), kTwoTo64),
+                          E8m0ToBf16x2((scales >> (8 * quarter)) & 255u));
   }
 };
 
-// The operands of a tile at shared address `keys`, from fp4 codes. `use` as above.
-template <bool kModerate, typename F>
-__device__ void WidenFp4(uint32_t keys, const KeyLane& lane, const RowScales& scales, const F& use,
-                         uint32_t (&a)[8][4]) {
-  uint32_t words[4][2][2];  // all loads first: products would hold them up
+// A thread's codes of a tile of fp4 keys: two words of each quarter of the dims of its two rows.
+struct Fp4Codes {
+  uint32_t words[4][2][2];
+
+  __device__ void Load(uint32_t keys, const KeyLane& lane) {
 #pragma unroll
-  for (int quarter = 0; quarter < 4; ++quarter) {
-    const uint32_t unit = (keys + lane.offset) ^ (quarter * 16);
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      const uint32_t unit = (keys + lane.offset) ^ (quarter * 16);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      words[quarter][j][0] = LoadShared(unit + j * 8 * 64);
-      words[quarter][j][1] = LoadShared(unit + j * 8 * 64 + 8);
+      for (int j = 0; j < 2; ++j) {
+        words[quarter][j][0] = LoadShared(unit + j * 8 * 64);
+        words[quarter][j][1] = LoadShared(unit + j * 8 * 64 + 8);
+      }
     }
   }
-  const RowFactors<kModerate> factors[2] = {RowFactors<kModerate>(scales.rows[0]),
-                                            RowFactors<kModerate>(scales.rows[1])};
-#pragma unroll
-  for (int quarter = 0; quarter < 4; ++quarter) {
+  // The operands of one quarter: a[2 quarter] and a[2 quarter + 1].
+  template <typename Row>
+  __device__ void Widen(int quarter, const KeyLane& lane, const Row (&rows)[2],
+                        uint32_t (&a)[8][4]) const {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const auto& two = words[quarter][j];
       uint32_t pairs[4];
       SpreadE2m1(__byte_perm(two[0], two[1], lane.halves), lane.table_low, pairs);
 #pragma unroll
-      for (uint32_t& pair : pairs) pair = factors[j].Multiply(pair, quarter);
+      for (uint32_t& pair : pairs) pair = rows[j].Multiply(pair, quarter);
       a[2 * quarter][j] = pairs[0];
       a[2 * quarter][2 + j] = pairs[1];
       a[2 * quarter + 1][j] = pairs[2];
       a[2 * quarter + 1][2 + j] = pairs[3];
     }
-    use(quarter);
   }
-}
-
-// Either, by format; returns what the products must be multiplied by.
-template <IndexKeyFormat kFormat, typename F>
-__device__ float WidenKeys(uint32_t keys, const RowScales& scales, const KeyLane& lane,
-                           const F& use, uint32_t (&a)[8][4]) {
-  if constexpr (kFormat == IndexKeyFormat::kFp8) {
-    WidenFp8(keys, lane, use, a);
-    return __uint_as_float(threadIdx.x % 2 == 0 ? scales.rows[0] : scales.rows[1]);
-  } else if (__all_sync(~0u, ModerateScales(scales))) {
-    WidenFp4<true>(keys, lane, scales, use, a);
-    return kModerateUnit;
-  } else {
-    WidenFp4<false>(keys, lane, scales, use, a);
-    return 1;
-  }
-}
+};
 
 }  // namespace lodestone::cuda

@@ -1,0 +1,141 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/index_ticket.cuh"
+#include "kernels/cuda/device/index_tile.cuh"
+#include "kernels/cuda/device/widen_keys.cuh"
+
+// The warps of the index scores kernel that feed its math warpgroups: keys, queries, factors of fp4
+// keys.
+namespace lodestone::cuda {
+
+struct IndexScoresMaps {
+  CUtensorMap keys;   // [P, 64, payload bytes], 128 bytes (kFp4: 64) x 64 rows a box
+  CUtensorMap query;  // bf16 [T * H_i, 128], 64 x kColumns a box
+};
+
+// Queries and weights of the group into buffer `index` % 2.
+template <typename Tile>
+__device__ void LoadQuery(const IndexScoresArgs& args, const IndexScoresMaps& maps, int token,
+                          int tokens, int index, IndexScoresShared<Tile>& shared) {
+  const int buffer = index % 2;
+  uint64_t* const full = &shared.query_full[buffer];
+  const uint32_t weight_bytes = static_cast<uint32_t>(tokens * args.num_heads * 4);
+  BarrierWait(&shared.query_empty[buffer], (index / 2 + 1) % 2);
+  BarrierArriveExpect(full, 2 * Tile::kQueryHalfBytes + weight_bytes);
+  for (int half = 0; half < 2; ++half) {
+    CopyBox2(shared.query[buffer] + half * Tile::kQueryHalfBytes, &maps.query, full, half * 64,
+             static_cast<int>(token * args.num_heads));
+  }
+  CopyBulk(shared.weight[buffer], args.weight + token * args.num_heads, weight_bytes, full);
+}
+
+// The query thread: queries of all token groups of this block. They may come from the kernel
+// before.
+template <typename Tile>
+__device__ void LoadQueries(const IndexScoresArgs& args, const IndexScoresMaps& maps,
+                            const IndexShare& share, IndexScoresShared<Tile>& shared) {
+  int index = 0;
+  ForEachPart(args, share, shared, [&](const IndexPart& part) {
+    if (part.slot >= 0) BarrierArrive(&shared.item_empty[part.slot]);
+    if (part.new_group) LoadQuery(args, maps, part.token, part.group.tokens, index++, shared);
+  });
+}
+
+// Key tile `number` of this block, which is page `page`.
+template <typename Tile>
+__device__ void LoadKeys(const IndexScoresArgs& args, const IndexScoresMaps& maps, int page,
+                         uint32_t number, IndexScoresShared<Tile>& shared) {
+  const uint32_t stage = number % Tile::kStages;
+  const uint32_t parity = (number / Tile::kStages + 1) % 2;
+  uint64_t* const full = &shared.key_full[stage];
+  BarrierWait(&shared.key_empty[stage], parity);
+  uint64_t* const scale_full = Tile::kHasFactors ? &shared.scale_full[stage] : full;
+  if constexpr (Tile::kHasFactors) {
+    BarrierArriveExpect(scale_full, Tile::kScaleBytes);
+    BarrierArriveExpect(full, Tile::kPayloadBytes);
+  } else {
+    BarrierArriveExpect(full, Tile::kPayloadBytes + Tile::kScaleBytes);
+  }
+  if constexpr (Tile::kWidens) {
+    CopyBulk(shared.scale[stage], args.keys.scale + page * args.keys.scale_block_stride,
+             Tile::kScaleBytes, scale_full);
+  }
+  // Decode reads a key once; tokens of a prefill chunk read it again.
+  const auto copy = Tile::kTokens == 1 ? CopyBox3Once : CopyBox3;
+  copy(shared.keys[stage], &maps.keys, full, 0, 0, page);
+  if constexpr (Tile::kFormat == IndexKeyFormat::kBf16) {
+    copy(shared.keys[stage] + Tile::kPayloadBytes / 2, &maps.keys, full, 128, 0, page);
+  }
+}
+
+// One key warp's turns in a part of the block's equal share.
+template <typename Tile>
+__device__ void LoadShare(const IndexScoresArgs& args, const IndexScoresMaps& maps, int warp,
+                          int first_seq, const IndexPart& part, IndexScoresShared<Tile>& shared) {
+  constexpr int kWarps = Tile::kKeyWarps;
+  const int lane = threadIdx.x % 32;
+  const int seq = part.number == 0 ? first_seq : args.token_seq[part.token];
+  const int32_t* pages = args.block_table + seq * args.max_pages + part.tile;
+  // Lane i looks up the page of this warp's i-th tile from `first` on.
+  for (int first = TurnOf<kWarps>(warp, part.number); first < part.count; first += 32 * kWarps) {
+    const int at = first + lane * kWarps;
+    const int my_page = at < part.count ? pages[at] : 0;
+    for (int i = 0; i < 32 && first + i * kWarps < part.count; ++i) {
+      const int page = __shfl_sync(~0u, my_page, i);
+      if (part.tile + first + i * kWarps == part.group.tiles - 1) WaitForPreviousKernel();
+      if (lane == 0) LoadKeys(args, maps, page, part.number + first + i * kWarps, shared);
+    }
+  }
+}
+
+// The same in a dealt part.
+template <typename Tile>
+__device__ void LoadItem(const IndexScoresArgs& args, const IndexScoresMaps& maps, int warp,
+                         const IndexPart& part, IndexScoresShared<Tile>& shared) {
+  const int lane = threadIdx.x % 32;
+  const int my_page = lane < part.count ? shared.items[part.slot].pages[lane] : 0;
+  ReleaseItem(part.slot, shared);
+  WaitForPreviousKernel();
+  for (int i = TurnOf<Tile::kKeyWarps>(warp, part.number); i < part.count; i += Tile::kKeyWarps) {
+    const int page = __shfl_sync(~0u, my_page, i);
+    if (lane == 0) LoadKeys(args, maps, page, part.number + i, shared);
+  }
+}
+
+// One key warp: its turns among the tiles of this block.
+template <typename Tile>
+__device__ void LoadTiles(const IndexScoresArgs& args, const IndexScoresMaps& maps, int warp,
+                          const IndexShare& share, IndexScoresShared<Tile>& shared) {
+  if (!args.old_keys) WaitForPreviousKernel();
+  ForEachPart(args, share, shared, [&](const IndexPart& part) {
+    if (part.slot < 0) {
+      LoadShare(args, maps, warp, share.first_seq, part, shared);
+    } else {
+      LoadItem(args, maps, warp, part, shared);
+    }
+  });
+}
+
+// The factor warp: of every tile of this block. A stage's factors are free when its scales arrive.
+template <typename Tile>
+__device__ void FindFactors(const IndexShare& share, IndexScoresShared<Tile>& shared) {
+  const int lane = threadIdx.x % 32;
+  for (uint32_t number = 0; number < share.num_tiles; ++number) {
+    const uint32_t stage = number % Tile::kStages;
+    BarrierWait(&shared.scale_full[stage], number / Tile::kStages % 2);
+    const uint32_t scale = SharedAddress(shared.scale[stage]) + lane * 4;
+    const uint32_t scales[2] = {LoadShared(scale), LoadShared(scale + 32 * 4)};
+    const bool moderate = __all_sync(~0u, ModerateScales(scales[0]) && ModerateScales(scales[1]));
+    for (int i = 0; i < 2; ++i) {
+      shared.factors[stage][lane + 32 * i] = moderate ? ModerateFactors(scales[i]) : uint2{};
+    }
+    BarrierArrive(&shared.key_full[stage]);
+  }
+}
+
+}  // namespace lodestone::cuda
