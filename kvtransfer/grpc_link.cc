@@ -10,6 +10,7 @@
 #include "base/bounded_queue.h"
 #include "base/logging.h"
 #include "base/mutex.h"
+#include "base/waker.h"
 #include "kvtransfer/proto_convert.h"
 #include "proto/grpc_limits.h"
 
@@ -32,11 +33,52 @@ class Pipe {
  public:
   explicit Pipe(std::function<void()> wake) : wake_(std::move(wake)) { Heard(); }
 
-  BoundedQueue<Out> outbox{kMaxQueued};  // closed: the loop has ended the stream
   BoundedQueue<In> inbox{kMaxQueued};
 
   void Heard() { last_heard_ = RealClock()->Now(); }
   TimePoint last_heard() const { return last_heard_; }
+
+  bool TrySend(Out message) {
+    if (!outbox_.TryPush(std::move(message))) return false;
+    writer_bell_.Wake();
+    return true;
+  }
+  // Nothing is sent after what waits by now: the loop has ended the stream, or the stream has ended.
+  void EndSending() {
+    outbox_.Close();
+    writer_bell_.Wake();
+  }
+  bool sending_ended() const { return outbox_.closed(); }
+
+  // Something else than a heartbeat was read or written: the writer looks for what comes next
+  // without sleep for a while.
+  void Moved() {
+    last_moved_ = RealClock()->Now();
+    writer_bell_.Wake();
+  }
+
+  // Writer's thread. What the loop sends next; nullopt at `deadline`, or when sending has ended.
+  std::optional<Out> NextToSend(std::chrono::microseconds spin, TimePoint deadline) {
+    constexpr int kPauses = 32;
+    while (true) {
+      const bool ended = sending_ended();
+      if (std::optional<Out> message = TakeToSend()) return message;
+      const TimePoint now = RealClock()->Now();
+      if (ended || now >= deadline) return std::nullopt;
+      if (now - last_moved_.load() >= spin) {
+        writer_bell_.WaitUntil(deadline);
+      } else {
+        for (int i = 0; i < kPauses; ++i) __builtin_ia32_pause();
+      }
+    }
+  }
+  // Writer's thread. The same, if it is there.
+  std::optional<Out> TakeToSend() {
+    if (kept_) return std::exchange(kept_, std::nullopt);
+    return outbox_.TryPop();
+  }
+  // Writer's thread. The next that it takes.
+  void Keep(Out message) { kept_ = std::move(message); }
 
   // Keeps the first reason.
   void Break(const absl::Status& why) {
@@ -44,7 +86,7 @@ class Pipe {
       MutexLock lock(&mutex_);
       if (broken_.ok()) broken_ = why;
     }
-    outbox.Close();
+    EndSending();
     Wake();
   }
   absl::Status broken() const {
@@ -57,7 +99,11 @@ class Pipe {
 
  private:
   const std::function<void()> wake_;
+  BoundedQueue<Out> outbox_{kMaxQueued};
+  Waker writer_bell_;
+  std::optional<Out> kept_;  // the writer's
   std::atomic<TimePoint> last_heard_;
+  std::atomic<TimePoint> last_moved_{TimePoint{}};
   mutable Mutex mutex_;
   absl::Status broken_ GUARDED_BY(mutex_);
 };
@@ -71,10 +117,10 @@ class PipeEnd final : public ControlEnd<Out, In> {
  public:
   PipeEnd(std::shared_ptr<Pipe<Out, In>> pipe, milliseconds dead_after)
       : pipe_(std::move(pipe)), dead_after_(dead_after) {}
-  ~PipeEnd() override { pipe_->outbox.Close(); }
+  ~PipeEnd() override { pipe_->EndSending(); }
 
   void Send(Out message) override {
-    if (pipe_->outbox.TryPush(std::move(message)) || pipe_->outbox.closed()) return;
+    if (pipe_->TrySend(std::move(message)) || pipe_->sending_ended()) return;
     pipe_->Break(absl::UnavailableError(
         absl::StrCat("the peer does not take messages: ", kMaxQueued, " are waiting")));
   }
@@ -92,17 +138,6 @@ class PipeEnd final : public ControlEnd<Out, In> {
   const std::shared_ptr<Pipe<Out, In>> pipe_;
   const milliseconds dead_after_;
 };
-
-// What the loop sends next, looked for without sleep until `spin_until`; nullopt at `deadline`.
-template <typename Out, typename In>
-std::optional<Out> NextOf(Pipe<Out, In>& pipe, TimePoint spin_until, TimePoint deadline) {
-  constexpr int kPauses = 32;
-  while (RealClock()->Now() < spin_until) {
-    if (std::optional<Out> message = pipe.outbox.TryPop()) return message;
-    for (int i = 0; i < kPauses; ++i) __builtin_ia32_pause();
-  }
-  return pipe.outbox.PopUntil(deadline);
-}
 
 template <typename T>
 void Append(std::vector<T>& to, std::vector<T>& from) {
@@ -127,12 +162,13 @@ void Append(ToPrefill& to, ToPrefill from) {
 }
 
 // What else the loop has sent by now comes into the same message: a message costs more than what is
-// in it. A hand-off has the tokens of a prompt and is the last of its message.
+// in it. Not so a hand-off, which has the tokens of a prompt: what it would hold up goes before it.
 template <typename Out, typename In>
 void TakeWaiting(Pipe<Out, In>& pipe, Out& message) {
   while (message.handoffs.empty()) {
-    std::optional<Out> next = pipe.outbox.TryPop();
+    std::optional<Out> next = pipe.TakeToSend();
     if (!next) return;
+    if (!next->handoffs.empty()) return pipe.Keep(*std::move(next));
     Append(message, *std::move(next));
   }
 }
@@ -140,15 +176,15 @@ void TakeWaiting(Pipe<Out, In>& pipe, Out& message) {
 // Writes what the loop sends, or a heartbeat, until the pipe or the stream has ended.
 template <typename Proto, typename Out, typename In, typename Stream>
 void WriteMessages(Pipe<Out, In>& pipe, const LinkTimes& times, Stream& stream) {
-  TimePoint spin_until{};
   while (true) {
-    std::optional<Out> message = NextOf(pipe, spin_until, RealClock()->Now() + times.heartbeat);
-    if (!message && pipe.outbox.closed()) return;
+    const bool ended = pipe.sending_ended();  // before the look: what was sent until then goes out
+    std::optional<Out> message = pipe.NextToSend(times.spin, RealClock()->Now() + times.heartbeat);
+    if (!message && ended) return;
     if (message) TakeWaiting(pipe, *message);
     if (!stream.Write(message ? ToProto(*message) : Proto())) {
-      return pipe.outbox.Close();  // the reader sees the end, too, and why
+      return pipe.EndSending();  // the reader sees the end, too, and why
     }
-    if (message) spin_until = RealClock()->Now() + times.spin;
+    if (message) pipe.Moved();
   }
 }
 
@@ -159,6 +195,7 @@ void ReadMessages(Pipe<Out, In>& pipe, Stream& stream) {
   while (stream.Read(&proto)) {
     pipe.Heard();
     if (proto.ByteSizeLong() == 0) continue;
+    pipe.Moved();
     absl::StatusOr<In> message = FromProto(proto);
     if (!message.ok()) return pipe.Break(message.status());
     if (!pipe.inbox.TryPush(*std::move(message))) {
@@ -167,7 +204,7 @@ void ReadMessages(Pipe<Out, In>& pipe, Stream& stream) {
     }
     pipe.Wake();
   }
-  pipe.outbox.Close();
+  pipe.EndSending();
 }
 
 // Lets the reader finish by itself for a moment, then ends the call.
@@ -266,6 +303,7 @@ std::shared_ptr<grpc::Channel> GrpcDialer::ChannelTo(const std::string& address)
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1'000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
   // Two dialers of one process do not share a connection: one is one worker.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);

@@ -16,7 +16,8 @@ namespace lodestone {
 
 // One more with every change that the other end has to know of: of messages, frames or their order.
 // Both ends must have the same. 3: a hand-off follows the last offer, not its commit.
-inline constexpr int kLinkWireVersion = 3;
+// 4: its tokens have a fixed size.
+inline constexpr int kLinkWireVersion = 4;
 
 // First message of a link, from prefill.
 struct LinkOpen {

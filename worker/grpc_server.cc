@@ -57,6 +57,7 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const std::string& host, int64_t port
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kShortestPingMs);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &result.port);
   for (grpc::Service* service : services) builder.RegisterService(service);

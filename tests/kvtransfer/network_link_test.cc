@@ -165,5 +165,47 @@ TEST(NetworkLinkTest, LinkThatIsIdleForSecondsStaysUp) {
   EXPECT_TRUE(pair.outcomes[lease].ok()) << pair.outcomes[lease];
 }
 
+// The tokens of a long prompt take longer than the grant of a slot.
+TEST(NetworkLinkTest, OffersDoNotTravelWithTheHandoffBehindThem) {
+  GrpcLinkService service;
+  GrpcServer server = StartGrpcServer("127.0.0.1", 0, {&service}).value();
+  GrpcDialer dialer(grpc::InsecureChannelCredentials());
+  auto prefill = dialer.Dial("127.0.0.1:" + std::to_string(server.port));
+  // All are queued before the stream stands.
+  for (uint64_t seq = 1; seq <= 2; ++seq) {
+    ToDecode offer;
+    offer.offers.push_back({.link_seq = seq, .lease = LeaseId(1), .num_rows = 1});
+    prefill->Send(std::move(offer));
+  }
+  ToDecode handoff;
+  handoff.handoffs.push_back(WorkerPair::MakeHandoff(10));
+  prefill->Send(std::move(handoff));
+  ToDecode named;
+  named.leases.push_back(LeaseId(2));
+  prefill->Send(std::move(named));
+
+  std::unique_ptr<DecodeControl> decode;
+  size_t offers = 0;
+  size_t handoffs = 0;
+  bool all = false;
+  EXPECT_TRUE(RunUntil([&] { return all; }, [&] {
+    if (decode == nullptr) decode = service.Accept();
+    if (decode == nullptr) return;
+    while (const std::optional<ToDecode> message = decode->Receive()) {
+      EXPECT_TRUE(message->offers.empty() || message->handoffs.empty());
+      EXPECT_TRUE(message->handoffs.empty() || offers == 2) << offers;
+      offers += message->offers.size();
+      handoffs += message->handoffs.size();
+      all = !message->leases.empty();
+    }
+  }));
+  EXPECT_EQ(offers, 2u);
+  EXPECT_EQ(handoffs, 1u);
+  prefill.reset();
+  decode.reset();
+  service.Shutdown();
+  server.Shutdown(seconds(2));
+}
+
 }  // namespace
 }  // namespace lodestone
