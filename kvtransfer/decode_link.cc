@@ -88,6 +88,7 @@ std::vector<ToDecode> DecodeLink::Pump() {
       Kill(absl::InternalError("first message of a link is not LinkOpen"));
     }
     if (state_ == State::kDead) return others;
+    if (reader_ != nullptr) reader_->Prepare();
     TakeOffers(message->offers);
     others.push_back(*std::move(message));
   }

@@ -73,7 +73,8 @@ class PrefillLink {
   int max_outstanding() const { return accept_.slots; }
   int num_outstanding() const { return static_cast<int>(offers_.size()); }
 
-  // REQUIRES of these: up(). `bytes` lie in `slot`, which is the link's until kSlotFree.
+  // REQUIRES of these: up(). PrepareOffer: one follows soon. `bytes` lie in `slot`, which is the link's until kSlotFree.
+  void PrepareOffer() { writer_->Prepare(); }
   void SendOffer(Offer offer, int slot, std::span<const std::byte> bytes);
   void SendHandoff(Handoff handoff);
   void SendCancel(LeaseId lease, std::string_view reason);

@@ -328,6 +328,7 @@ bool SlotSender::PackSlot(LeaseId lease, Outgoing& outgoing, Peer& peer) {
   const std::optional<int> slot = slots.Take();
   if (!slot) return false;
   Section& section = outgoing.section;
+  link.PrepareOffer();
   const int64_t limit = std::min(slots.slot_bytes(), link.slot_bytes());
   const std::vector<RowRun> runs = TakeRows(section.runs, section.num_rows, limit, section.place);
   const int64_t num_rows = CountRows(runs);
@@ -395,6 +396,7 @@ void SlotSender::SendPacked(Packing packed, const RowDigests& digests) {
   Accumulate(offer.kinds, lease->second.totals);
   const auto bytes = slots.bytes(packed.slot).first(static_cast<size_t>(offer.bytes));
   link->SendOffer(std::move(offer), packed.slot, bytes);
+  if (options_.data[packed.transport]->slots_on_device()) last_news_ = options_.clock->Now();
 }
 
 // Null if it is not that link any more.

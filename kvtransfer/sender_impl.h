@@ -117,7 +117,7 @@ class SlotSender final : public Sender {
   HandoffMetrics metrics_;
   std::vector<StagingSlots> slots_;  // by transport
   absl::Status device_;              // not OK: it has failed
-  TimePoint last_news_{};            // of a link over a device
+  TimePoint last_news_{};            // of a link over a device, or to it
   std::deque<Packing> packing_;      // oldest first, as the device does them per transport
   std::map<InstanceId, Peer> peers_;
   std::list<std::unique_ptr<PrefillLink>> closing_;

@@ -37,6 +37,8 @@ class SlotStream {
  public:
   virtual ~SlotStream() = default;  // closes, and waits for the I/O thread unless closed()
   virtual std::optional<SlotEvent> Poll() = 0;
+  // Slots will be posted soon: an I/O thread that sleeps may wake up meanwhile.
+  virtual void Prepare() {}
   // Ends the connection. Idempotent. Slot memory may be in use until closed() is true, which takes
   // an I/O thread a moment.
   virtual void Close() = 0;

@@ -27,7 +27,7 @@ template <typename Transport>
 LinkTimes TimesOf(const std::vector<std::unique_ptr<Transport>>& transports) {
   LinkTimes times;
   for (const std::unique_ptr<Transport>& transport : transports) {
-    if (transport->slots_on_device()) times.spin = std::chrono::milliseconds(1);
+    if (transport->slots_on_device()) times.spin = std::chrono::milliseconds(3);
   }
   return times;
 }

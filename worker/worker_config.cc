@@ -1,5 +1,6 @@
 #include "worker/worker_config.h"
 
+#include <bit>
 #include <charconv>
 #include <cinttypes>
 #include <cstdio>
@@ -48,9 +49,10 @@ absl::StatusOr<EngineOptions> ToEngineOptions(const WorkerConfig& config,
   RETURN_IF_ERROR(CheckPositive("--staging-slot", config.staging_slot.bytes));
   RETURN_IF_ERROR(CheckPositive("--staging-slots", config.staging_slots));
   RETURN_IF_ERROR(CheckPositive("--nccl-links", config.nccl_links));
-  if (config.nccl_ctas < 1 || config.nccl_ctas > 32) {
+  if (config.nccl_ctas < 1 || config.nccl_ctas > 32 ||
+      !std::has_single_bit(static_cast<uint64_t>(config.nccl_ctas))) {
     return absl::InvalidArgumentError("--nccl-ctas is " + std::to_string(config.nccl_ctas) +
-                                      ", 1 to 32 are possible");
+                                      ", 1, 2, 4, 8, 16 and 32 are possible");
   }
   RETURN_IF_ERROR(CheckPositive("the step's tokens", max_batch_tokens));
   if (config.threads < 0 || config.threads > kMaxComputeThreads) {

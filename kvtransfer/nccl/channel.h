@@ -39,7 +39,8 @@ class Channel {
     int device = 0;
     Side side = Side::kPrefill;
     UniqueId id = {};
-    int ctas = 8;  // SMs that a transfer may take on this GPU; the same on both sides
+    // SMs that a transfer takes on this GPU, a power of two; the same on both sides.
+    int ctas = 8;
     // Slots handed to NCCL together: a call costs it a thread, a group is done as one.
     size_t max_group = 2;
     LinkTimes times = {};
@@ -51,6 +52,9 @@ class Channel {
   // Sent once in the direction of the slots when a channel comes up: NCCL connects on first use.
   static constexpr size_t kWarmUpBytes = size_t{1} << 20;
   static constexpr std::byte kWarmUpByte{0xa5};
+  // NCCL gives a slot half of the channels of a communicator of two, one SM each (from 32 MiB per
+  // channel on it would give all), and rounds the number of channels up to a power of two.
+  static constexpr int kChannelsPerCta = 2;
   // Slots on the stream at a time, so that the next is there when one ends.
   static constexpr size_t kMaxInFlight = 8;
 

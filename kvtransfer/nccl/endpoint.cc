@@ -14,18 +14,20 @@ namespace {
 
 constexpr std::chrono::milliseconds kIdleSlice{20};
 // While slots move their ends are looked for without sleep, since the shortest sleep of a thread is
-// half the time of a slot; slots that wait for a peer longer than this are looked at in slices.
+// half the time of a slot, and to wake one takes up to four times that; slots that wait for a peer
+// longer than this are looked at in slices.
 constexpr std::chrono::milliseconds kSpinFor{5};
+constexpr int kPauses = 16;
 constexpr std::chrono::microseconds kSpunSlice{50};
 constexpr std::chrono::seconds kAbortLimit{5};
 // Beyond kAbortLimit: ncclCommAbort itself has not returned.
 constexpr std::chrono::seconds kAbortGrace{2};
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-// NCCL 2.28.3 on H200: kernels and the like once per process, then per link and SM.
-constexpr int64_t kProcessBytes = 440 * kMiB;
-constexpr int64_t kSendBytesPerCta = 8 * kMiB;
-constexpr int64_t kReceiveBytesPerCta = 16 * kMiB;
+// NCCL 2.28.3 on H200: kernels and the like once per process, then per link and channel.
+constexpr int64_t kProcessBytes = 448 * kMiB;
+constexpr int64_t kSendBytesPerCta = Channel::kChannelsPerCta * 8 * kMiB;
+constexpr int64_t kReceiveBytesPerCta = Channel::kChannelsPerCta * 16 * kMiB;
 
 absl::Status CudaStatus(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
@@ -205,13 +207,19 @@ void Endpoint::ReapClosed(bool wait) {
 
 // Links that come up are looked at every kIdleSlice too, so their deadline is kept.
 void Endpoint::WaitForWork(std::optional<TimePoint> moved_at) {
+  const TimePoint now = RealClock()->Now();
   if (moved_at.has_value()) {
-    if (RealClock()->Now() - *moved_at > kSpinFor) std::this_thread::sleep_for(kSpunSlice);
+    last_news_ = now;
+    if (now - *moved_at > kSpinFor) std::this_thread::sleep_for(kSpunSlice);
+    return;
+  }
+  if (now - last_news_ < kSpinFor) {
+    for (int i = 0; i < kPauses; ++i) __builtin_ia32_pause();
     return;
   }
   MutexLock lock(&mutex_);
-  const auto until = RealClock()->Now() + kIdleSlice;
-  work_.WaitUntil(&mutex_, until, [this]() REQUIRES(mutex_) { return notified_; });
+  work_.WaitUntil(&mutex_, now + kIdleSlice, [this]() REQUIRES(mutex_) { return notified_; });
+  if (notified_) last_news_ = RealClock()->Now();
   notified_ = false;
 }
 

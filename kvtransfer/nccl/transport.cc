@@ -40,6 +40,7 @@ class ChannelShare {
     endpoint_->Notify();
   }
   std::optional<SlotEvent> Poll() { return channel_->Poll(); }
+  void Prepare() { endpoint_->Notify(); }
   bool closed() const { return channel_->closed(); }
 
   void CloseAndWait() {
@@ -64,6 +65,7 @@ class Writer final : public SlotWriter {
     share_.Post(link_seq, {const_cast<std::byte*>(bytes.data()), bytes.size()});
   }
   std::optional<SlotEvent> Poll() override { return share_.Poll(); }
+  void Prepare() override { share_.Prepare(); }
   void Close() override { share_.Close(); }
   bool closed() const override { return share_.closed(); }
 
@@ -80,6 +82,7 @@ class Reader final : public SlotReader {
     share_.Post(link_seq, slot);
   }
   std::optional<SlotEvent> Poll() override { return share_.Poll(); }
+  void Prepare() override { share_.Prepare(); }
   void Close() override { share_.Close(); }
   bool closed() const override { return share_.closed(); }
 

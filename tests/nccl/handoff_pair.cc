@@ -74,7 +74,7 @@ std::vector<std::byte> BytesOf(const RowRun& run) {
 
 LinkTimes HandoffPair::Times() {
   LinkTimes times;
-  times.spin = milliseconds(1);  // as workers with links over NCCL have it
+  times.spin = milliseconds(3);  // as workers with links over NCCL have it
   return times;
 }
 

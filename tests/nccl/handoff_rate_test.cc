@@ -56,8 +56,8 @@ TEST_F(HandoffRateTest, FromPagesIntoPages) {
     int64_t slot_mib;
     int num_slots;
   };
-  for (const Case& c : {Case{8, 32, 16}, Case{16, 8, 32}, Case{16, 16, 32}, Case{16, 32, 16},
-                        Case{16, 32, 32}, Case{24, 32, 32}}) {
+  for (const Case& c : {Case{8, 32, 16}, Case{8, 32, 32}, Case{16, 16, 32}, Case{16, 32, 16},
+                        Case{16, 32, 32}, Case{32, 32, 32}}) {
     HandoffPair pair(OverNccl(c.ctas, c.slot_mib << 20, c.num_slots, kMostTokens));
     MeasureHandoffs(pair, kMostTokens, copy,
                     absl::StrCat(c.ctas, " CTAs, ", c.num_slots, " slots of ", c.slot_mib, " MiB"));

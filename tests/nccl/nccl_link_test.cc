@@ -273,7 +273,7 @@ double LinkRate(LinkPair& pair, const DeviceBytes& from, const DeviceBytes& to, 
 TEST_F(NcclLinkTest, RateBetweenTwoProcesses) {
   constexpr size_t kTotal = size_t{1} << 30;
   DeviceBytes to(1, kTotal);
-  for (int ctas : {8, 16, 24}) {
+  for (int ctas : {4, 8, 16, 32}) {
     for (size_t slot : {kSlotBytes}) {
       auto decode = MakeEndpoint(Side::kDecode, 1, ctas);
       Listener listener(decode.get());
@@ -308,7 +308,7 @@ TEST_F(NcclLinkTest, RateAgainstARawPeerCopy) {
   DeviceBytes to(1, kTotal);
   const double copy = PeerCopyRate(kTotal);
   std::printf("RESULT raw peer copy of 1 GiB: %.1f GB/s\n", copy / 1e9);
-  for (int ctas : {8, 16, 24}) {
+  for (int ctas : {4, 8, 16, 32}) {
     for (size_t group : {1, 2}) {
       auto prefill = MakeEndpoint(Side::kPrefill, 0, ctas, QuickTimes(), group);
       auto decode = MakeEndpoint(Side::kDecode, 1, ctas, QuickTimes(), group);

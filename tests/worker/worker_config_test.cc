@@ -68,6 +68,11 @@ TEST(WorkerConfigTest, RefusalsNameTheFlagAndItsValue) {
   config = ValidConfig();
   config.max_context = -5;
   EXPECT_THAT(Refusal(config), HasSubstr("--max-context is -5"));
+  for (const int64_t ctas : {0, 24, 64}) {  // NCCL rounds up to a power of two
+    config = ValidConfig();
+    config.nccl_ctas = ctas;
+    EXPECT_THAT(Refusal(config), HasSubstr("--nccl-ctas is " + std::to_string(ctas)));
+  }
   for (const int64_t threads : {int64_t{-1}, int64_t{1'000'000}, int64_t{1} << 32}) {
     config = ValidConfig();
     config.threads = threads;
