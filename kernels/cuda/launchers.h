@@ -49,6 +49,8 @@ struct IndexScoresArgs {
   float* scores = nullptr;   // [T, score_stride]  out
   int64_t score_stride = 0;  // elements; >= max_visible
 };
+// Launches on one stream share a word that deals tiles to their blocks: what was captured on a stream
+// must run on it, as runtime/graph.h does, or at least not beside other work of that stream.
 void LaunchIndexScores(const IndexScoresArgs& args, IndexScoresPath path, cudaStream_t stream);
 // What the current device and this shape allow: kPortable, or kTensorCore where it is faster.
 IndexScoresPath ChooseIndexScoresPath(const IndexScoresArgs& args);
