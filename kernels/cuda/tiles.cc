@@ -20,17 +20,22 @@ TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processor
   // leave the bound to a part of the row, they were faster (1,024 rows of 32,768: 46.6 us against
   // 51.7). While the blocks are no more than the processors, they are slower if two of them, or one
   // and the next launch's, share a processor (128 rows of 1,024: 6.1 us against 4.8).
-  TopKTile tile{.per_thread = max_visible <= kTopKThreads * 16 ? 16 : 32};
+  TopKTile tile;
   if (num_rows > num_processors) {
     if (max_visible <= kTopKThreads * 64) tile.per_thread = 16;
     return tile;
   }
   tile.alone = true;
-  if (max_visible > kTopKThreads * tile.per_thread) tile.per_thread = 64;
-  while (kTopKThreads * tile.per_thread * tile.cluster < max_visible &&
-         tile.cluster < kMaxTopKCluster && 4 * num_rows * tile.cluster <= num_processors) {
-    tile.cluster *= 2;
+  // Blocks of a cluster pay for what they tell each other if each keeps 8,192 entries, two alone
+  // only 32,768. Larger clusters than of two do not all run at once if they need nearly all
+  // processors.
+  if (max_visible >= 32768 && 8 * num_rows <= num_processors) tile.cluster = 4;
+  if (max_visible >= 65536 && 16 * num_rows <= num_processors) tile.cluster = 8;
+  if (max_visible >= 65536 && 8 * num_rows > num_processors && 2 * num_rows <= num_processors) {
+    tile.cluster = 2;
   }
+  const int64_t of_thread = CeilDiv(max_visible, tile.cluster * kTopKThreads);
+  tile.per_thread = of_thread <= 16 ? 16 : of_thread <= 32 ? 32 : 64;
   return tile;
 }
 

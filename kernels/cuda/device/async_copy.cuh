@@ -30,6 +30,16 @@ __device__ inline void StoreSharedIf(bool stores, uint32_t shared_address, const
       "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(uint32_t{stores})
       : "memory");
 }
+__device__ inline void StoreSharedIf(bool stores, uint32_t shared_address, uint2 value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n"
+      "setp.ne.u32 stores, %3, 0;\n"
+      "@stores st.shared.v2.u32 [%0], {%1, %2};\n"
+      "}\n" ::"r"(shared_address),
+      "r"(value.x), "r"(value.y), "r"(uint32_t{stores})
+      : "memory");
+}
 __device__ inline void StoreSharedIf(bool stores, uint32_t shared_address, int value) {
   asm volatile(
       "{\n"
@@ -268,9 +278,10 @@ __device__ inline void StoreAsync(uint32_t to, uint2 value, uint32_t barrier) {
       : "memory");
 }
 
-// mbarrier.arrive.expect_tx (9.7.13.15.13) on a barrier of a block of the cluster (ClusterAddress).
+// mbarrier.arrive.expect_tx (9.7.13.15.13) on a barrier of a block of the cluster (ClusterAddress). It
+// says nothing of earlier stores of this thread, unlike those that count for the barrier.
 __device__ inline void BarrierArriveExpectAt(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
+  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
                    barrier),
                "r"(bytes)
                : "memory");

@@ -30,7 +30,8 @@ __device__ inline void SendCandidates(int num_items, float bound, int blocks,
   if (!fits) return;
   const uint32_t to =
       ClusterAddress(&shared.received[static_cast<uint32_t>(team.rank) * most + first], 0);
-  mine.ForEach([&](uint32_t number, const Candidate& candidate) {
+  mine.ForEach([&](bool is, uint32_t number, const Candidate& candidate) {
+    if (!is) return;
     StoreAsync(to + 8 * number,
                uint2{__float_as_uint(candidate.score), static_cast<uint32_t>(candidate.entry)},
                barrier);

@@ -49,7 +49,8 @@ __device__ inline SampleRange RangeOfSample(float smallest, float largest, bool 
 
 // Counts the maxima of this block's groups in bins; those that are no numbers in the lowest.
 template <int kSlots>
-__device__ inline SampleRange CountSample(const float4 (&fours)[kSlots], const Quota& quota,
+__device__ inline SampleRange CountSample(const float4 (&fours)[kSlots],
+                                          const RowPart<kSlots>& part, const Quota& quota,
                                           TopKShared& shared) {
   static_assert(kSlots % Tile::kGroups == 0);
   float maxima[Tile::kGroups];  // of the slots that arrive first
@@ -65,6 +66,7 @@ __device__ inline SampleRange CountSample(const float4 (&fours)[kSlots], const Q
   }
   const float largest = fmaxf(fmaxf(maxima[0], maxima[1]), fmaxf(maxima[2], maxima[3]));
   const SampleRange range = RangeOfSample(smallest, largest, quota.all, shared);
+  part.Prefetch();  // not earlier: it would be served beside the first batch
   if (quota.all) return range;
 #pragma unroll
   for (int i = Tile::kGroups; i < kSlots; ++i) {
@@ -93,13 +95,13 @@ __device__ inline float BoundOfBlock(const SampleRange& range, const Quota& quot
 
 // Of the row: the lowest bound of its blocks. By the blocks that read it.
 template <int kSlots, typename Team>
-__device__ inline Bound BoundOfRow(const float4 (&fours)[kSlots], int blocks, const Quota& quota,
-                                   const Team& team, TopKShared& shared) {
-  const SampleRange range = CountSample(fours, quota, shared);
-  if (threadIdx.x < 32) team.ShareBound(BoundOfBlock(range, quota, shared), blocks, shared);
+__device__ inline Bound BoundOfRow(const float4 (&fours)[kSlots], const RowPart<kSlots>& part,
+                                   const Quota& quota, const Team& team, TopKShared& shared) {
+  const SampleRange range = CountSample(fours, part, quota, shared);
+  if (threadIdx.x < 32) team.ShareBound(BoundOfBlock(range, quota, shared), part.blocks, shared);
   team.WaitForBounds(shared);
   float bound = shared.bounds[0];
-  for (int i = 1; i < blocks; ++i) bound = fminf(bound, shared.bounds[i]);
+  for (int i = 1; i < part.blocks; ++i) bound = fminf(bound, shared.bounds[i]);
   const float low = quota.all ? range.low : bound;
   return {bound, low, BinScale(range.high - low)};
 }
@@ -113,29 +115,56 @@ struct ItemPlaces {
         entries(SharedAddress(shared.item_entries[threadIdx.x / 32])) {}
 };
 
-// Keeps the items of this warp among four slots, the first of which has this lane's float4 number
+// Keeps the items of this warp among some slots, the first of which has this lane's float4 number
 // `at`; their number, with the `count` before, which may exceed kWarpItems: then some are missing.
+template <int kQuads>
 __device__ inline int KeepItems(const float4* fours, int at, float bound, int count,
                                 const ItemPlaces& to) {
-  bool reaches[4];
-  uint32_t mine = 0;  // a byte for each slot
+  uint32_t mine[kQuads];  // of four slots, a byte for each
+  uint32_t upto[kQuads];
+  uint32_t any = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    reaches[i] = MaxOf(fours[i]) >= bound;
-    mine += reaches[i] ? 1u << (8 * i) : 0;
-  }
-  if (!__any_sync(~0u, mine != 0)) return count;
-  const uint32_t upto = ScanWarp(mine);
-  const uint32_t all = __shfl_sync(~0u, upto, 31);
-  const uint32_t places = upto - mine + all * 0x01010100u;  // the multiple: of the slots before
+  for (int i = 0; i < kQuads; ++i) {
+    mine[i] = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t place = static_cast<uint32_t>(count) + (places >> (8 * i) & 0xff);
-    const bool keep = reaches[i] && place < Tile::kWarpItems;
-    StoreSharedIf(keep, to.fours + 16 * place, fours[i]);
-    StoreSharedIf(keep, to.entries + 4 * place, 4 * (at + 32 * i));
+    for (int j = 0; j < 4; ++j) {
+      mine[i] += MaxOf(fours[4 * i + j]) >= bound ? 1u << (8 * j) : 0;
+    }
+    upto[i] = mine[i];
+    any |= mine[i];
   }
-  return count + static_cast<int>(all * 0x01010101u >> 24);
+  if (!__any_sync(~0u, any != 0)) return count;
+  ScanWarp(upto);
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const uint32_t all = __shfl_sync(~0u, upto[i], 31);
+    const uint32_t places = upto[i] - mine[i] + all * 0x01010100u;  // the multiple: slots before
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t place = static_cast<uint32_t>(count) + (places >> (8 * j) & 0xff);
+      const bool keep = (mine[i] >> (8 * j) & 1) != 0 && place < Tile::kWarpItems;
+      StoreSharedIf(keep, to.fours + 16 * place, fours[4 * i + j]);
+      StoreSharedIf(keep, to.entries + 4 * place, 4 * (at + 32 * (4 * i + j)));
+    }
+    count += static_cast<int>(all * 0x01010101u >> 24);
+  }
+  return count;
+}
+
+// Keeps the items of one batch, while the next is loaded, if there is one.
+template <bool kMore, int kSlots>
+__device__ inline int FilterBatch(float4 (&fours)[kSlots], const RowPart<kSlots>& part, int batch,
+                                  float bound, int count, const ItemPlaces& to) {
+  constexpr int kQuads = kSlots >= 8 ? 2 : 1;
+#pragma unroll
+  for (int i = 0; i < kSlots; i += 4 * kQuads) {
+    count = KeepItems<kQuads>(fours + i, part.At(batch, i), bound, count, to);
+    if constexpr (kMore) {
+#pragma unroll
+      for (int j = i; j < i + 4 * kQuads; ++j) fours[j] = part.Load(batch + 1, j);
+    }
+  }
+  return count;
 }
 
 // Keeps the items of this warp; their number, which may exceed kWarpItems: then some are missing.
@@ -144,23 +173,17 @@ __device__ inline int Filter(float4 (&fours)[kSlots], const RowPart<kSlots>& par
                              TopKShared& shared) {
   const ItemPlaces to(shared);
   int count = 0;
-  for (int batch = 0;; ++batch) {
-    const bool more = batch + 1 < part.num_batches;
-#pragma unroll
-    for (int i = 0; i < kSlots; i += 4) {
-      count = KeepItems(fours + i, part.At(batch, i), bound, count, to);
-      if (more) {
-#pragma unroll
-        for (int j = i; j < i + 4; ++j) fours[j] = part.Load(batch + 1, j);
-      }
-    }
-    if (!more) break;
+  int batch = 0;
+#pragma unroll 1
+  for (; batch + 1 < part.num_batches; ++batch) {
+    count = FilterBatch<true>(fours, part, batch, bound, count, to);
     part.DropOthers(batch + 1, fours);
   }
+  count = FilterBatch<false>(fours, part, batch, bound, count, to);
   if (part.last && part.visible % 4 != 0) {
     const float4 none = NoScores();
     const float4 tail[4] = {threadIdx.x % 32 == 0 ? part.LoadTail() : none, none, none, none};
-    count = KeepItems(tail, part.fours, bound, count, to);
+    count = KeepItems<1>(tail, part.fours, bound, count, to);
   }
   __syncwarp();
   return count;

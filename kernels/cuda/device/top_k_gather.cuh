@@ -48,7 +48,8 @@ struct WarpCandidates {
       total += __reduce_add_sync(~0u, others);
     }
   }
-  // f(number, candidate) of each, numbered in ascending order of entries.
+  // f(is, number, candidate) of each score: whether it is one of them, which are numbered in
+  // ascending order of entries.
   template <typename F>
   __device__ void ForEach(const F& f) const {
     Visit(own[0], entries[0], before & 0xffff, f);
@@ -69,10 +70,13 @@ struct WarpCandidates {
   }
   template <typename F>
   __device__ void Visit(const float4& four, int entry, uint32_t number, const F& f) const {
-    if (four.x >= bound) f(number++, Candidate{four.x, entry});
-    if (four.y >= bound) f(number++, Candidate{four.y, entry + 1});
-    if (four.z >= bound) f(number++, Candidate{four.z, entry + 2});
-    if (four.w >= bound) f(number, Candidate{four.w, entry + 3});
+    const float scores[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool is = scores[i] >= bound;
+      f(is, number, Candidate{scores[i], entry + i});
+      number += is;
+    }
   }
 };
 
@@ -88,8 +92,12 @@ __device__ inline uint32_t Gather(int num_items, float bound, TopKShared& shared
   const uint32_t sum = lane < Tile::kWarps ? shared.warp_sums[lane] : 0;
   const uint32_t total = __reduce_add_sync(~0u, sum);
   if (total > Tile::kMaxCandidates) return total;
-  Candidate* const to = shared.candidates + __reduce_add_sync(~0u, lane < warp ? sum : 0);
-  mine.ForEach([&](uint32_t number, const Candidate& candidate) { to[number] = candidate; });
+  const uint32_t to =
+      SharedAddress(shared.candidates) + 8 * __reduce_add_sync(~0u, lane < warp ? sum : 0);
+  mine.ForEach([&](bool is, uint32_t number, const Candidate& candidate) {
+    StoreSharedIf(is, to + 8 * number,
+                  uint2{__float_as_uint(candidate.score), static_cast<uint32_t>(candidate.entry)});
+  });
   __syncthreads();
   return total;
 }

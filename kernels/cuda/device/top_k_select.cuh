@@ -35,6 +35,7 @@ struct CandidateList {
 // shared.kth = the k-th largest of `count` ranked keys, a warp a key.
 __device__ inline void RankKth(int count, uint32_t k, TopKShared& shared) {
   const int lane = threadIdx.x % 32;
+#pragma unroll 1
   for (int i = threadIdx.x / 32; i < count; i += Tile::kWarps) {
     const uint64_t key = shared.ranked[i];
     const bool first = lane < count && shared.ranked[lane] > key;
