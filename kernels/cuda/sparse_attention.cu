@@ -1,7 +1,8 @@
 // Which path sparse attention (SparseAttentionParams in kernels/op_params.h) takes:
 //   sparse_attention_blocks.cu: bf16 latents of 512 dims on sm_90a; with several splits
 //     sparse_attention_join.cu joins them.
-//   sparse_attention_cluster.cu: the same, the same bits, for few tokens.
+//   sparse_attention_prefill.cu: the same, the same bits, for many tokens with one split.
+//   sparse_attention_cluster.cu: for few tokens.
 //   sparse_attention_portable.cu: everything else.
 
 #include "kernels/cuda/sparse_attention.h"
@@ -48,9 +49,11 @@ SparseAttentionTile ChooseSparseAttentionTile(const SparseAttentionArgs& args) {
   const ClusterShape cluster =
       ChooseAttentionCluster(args.num_tokens, args.num_heads, args.max_keys, CurrentMaxClusters());
   if (cluster.heads > 0) return {.path = AttentionPath::kCluster, .split = {}, .cluster = cluster};
-  return {.path = AttentionPath::kTensorCore,
-          .split = ChooseAttentionSplits(args.max_keys),
-          .cluster = {}};
+  const AttentionSplits split = ChooseAttentionSplits(args.max_keys);
+  if (split.splits == 1 && args.num_tokens > kMaxDecodeTokens) {
+    return {.path = AttentionPath::kPrefill, .split = {}, .cluster = {}};
+  }
+  return {.path = AttentionPath::kTensorCore, .split = split, .cluster = {}};
 }
 
 void LaunchSparseAttention(const SparseAttentionArgs& args, const SparseAttentionTile& tile,
@@ -66,6 +69,10 @@ void LaunchSparseAttention(const SparseAttentionArgs& args, const SparseAttentio
   RequireArgument(args.k <= kMaxTopK, "LaunchSparseAttention", "k exceeds 1024", args.k);
   if (tile.path == AttentionPath::kCluster) {
     LaunchSparseAttentionCluster(args, tile.cluster, kScale, stream);
+    return;
+  }
+  if (tile.path == AttentionPath::kPrefill) {
+    LaunchSparseAttentionPrefill(args, kScale, stream);
     return;
   }
   LaunchSparseAttentionBlocks(args, tile.split, kScale, stream);

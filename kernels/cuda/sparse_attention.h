@@ -12,6 +12,7 @@ namespace lodestone::cuda {
 // d and r_d of the paths on the tensor cores.
 inline constexpr int kAttentionDims = 512;
 inline constexpr int kAttentionRopeDims = 64;
+inline constexpr int64_t kMaxDecodeTokens = 256;  // of one launch; more are taken for prefill
 
 // Any shape with d <= 1024; ends the process for others and for fp32 latents.
 void LaunchSparseAttentionPortable(const SparseAttentionArgs& args, cudaStream_t stream);
@@ -20,6 +21,9 @@ void LaunchSparseAttentionPortable(const SparseAttentionArgs& args, cudaStream_t
 // keys at most.
 void LaunchSparseAttentionBlocks(const SparseAttentionArgs& args, const AttentionSplits& split,
                                  float scale, cudaStream_t stream);
+// The same with one split of any length. For many tokens.
+void LaunchSparseAttentionPrefill(const SparseAttentionArgs& args, float scale,
+                                  cudaStream_t stream);
 // `out` of these partial results.
 void LaunchJoinSplits(const SparseAttentionArgs& args, int splits, cudaStream_t stream);
 

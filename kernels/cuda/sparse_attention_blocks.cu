@@ -1,5 +1,5 @@
 // Sparse attention on the tensor cores (sm_90a): SparseAttentionParams in kernels/op_params.h. For
-// bf16 latents of 512 dims, 64 of them rotary; decode and prefill are the same kernel.
+// bf16 latents of 512 dims, 64 of them rotary; decode, and prefill with several splits.
 //
 // Thread blocks stay and take items in turn; an item is one token, 64 heads, one split of its keys,
 // 64 keys a step. Four warpgroups: the first keeps the queries in registers and computes scores and
@@ -8,9 +8,8 @@
 // the next item's keys. Keys serve as K and, read by their columns, as V. Queries pass through the
 // ring like a step of keys. With several splits a second kernel joins them and adds the sink.
 //
-// Bound in decode: 1,024 bytes a key and 128 KiB of queries and outputs a token; in prefill 131,072
-// FLOP a key at 64 heads, and the gather through L2 close behind. Measured on an H200 with 64 heads
-// and 640 keys: 0.71 of it for 128 tokens in decode, 0.59 in prefill.
+// Bound: 1,024 bytes a key and 128 KiB of queries and outputs a token. Measured on an H200 with 64
+// heads and 640 keys: 0.71 of it for 128 tokens.
 
 #include <algorithm>
 
@@ -25,8 +24,6 @@ namespace lodestone::cuda {
 namespace {
 
 using Tile = AttentionTile;
-
-constexpr int64_t kMaxDecodeTokens = 256;  // of one launch; more are taken for prefill
 
 // By one thread.
 __device__ void InitBarriers(AttentionShared& shared) {

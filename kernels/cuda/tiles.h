@@ -34,12 +34,13 @@ int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible);
 // scratch. `clusters`: the device has clusters of 16 blocks.
 int ChooseHcTokens(int64_t num_tokens, bool clusters);
 
-// kTensorCore and kCluster need sm_90a, bf16 latents, d = 512 and r_d = 64. Keys are attended to 64
-// a step. Both give the same bits, which do not depend on the other tokens of the batch.
+// All but kPortable need sm_90a, bf16 latents, d = 512 and r_d = 64. Keys are attended to 64 a step.
+// They give the same bits, which do not depend on the other tokens of the batch.
 //   kTensorCore: a split of a token's steps is work of one thread block; of several splits a second
 //     kernel makes one. The length of a split is fixed.
 //   kCluster: a cluster of thread blocks for some heads of one token. For few tokens.
-enum class AttentionPath : uint8_t { kPortable, kTensorCore, kCluster };
+//   kPrefill: all steps of a token are work of one thread block. For many tokens.
+enum class AttentionPath : uint8_t { kPortable, kTensorCore, kCluster, kPrefill };
 struct AttentionSplits {
   int splits = 1;
   int steps_per_split = 1;

@@ -72,37 +72,40 @@ const std::vector<SeqPart> kDecode = {{0, 1},   {1, 1},   {63, 1},   {126, 1},  
                                       {128, 1}, {255, 1}, {1023, 1}, {2047, 1}, {3000, 1}};
 const std::vector<SeqPart> kPrefill = {{0, 5}, {120, 12}, {500, 3}, {2100, 4}};
 const SparseAttentionTile kPortable = {};
+const SparseAttentionTile kPrefillTile = {
+    .path = AttentionPath::kPrefill, .split = {}, .cluster = {}};
 constexpr ClusterShape kClusters[] = {{16, 16}, {32, 16}, {64, 16}, {16, 8}, {32, 8}, {64, 8}};
 
 TEST(SparseAttentionTest, DecodeMatchesReference) {
   for (int64_t ratio : {0, 4, 128}) {
-    ExpectMatchesReference(
-        kDecode, {.ratio = ratio},
-        {kPortable, TensorCore(1, 64), TensorCore(3, 4), TensorCore(10, 1), Cluster(16, 16),
-         Cluster(32, 16), Cluster(64, 16), Cluster(16, 8), Cluster(32, 8), Cluster(64, 8)});
+    ExpectMatchesReference(kDecode, {.ratio = ratio},
+                           {kPortable, kPrefillTile, TensorCore(1, 64), TensorCore(3, 4),
+                            TensorCore(10, 1), Cluster(16, 16), Cluster(32, 16), Cluster(64, 16),
+                            Cluster(16, 8), Cluster(32, 8), Cluster(64, 8)});
   }
 }
 
 TEST(SparseAttentionTest, PrefillMatchesReference) {
   for (int64_t ratio : {0, 4, 128}) {
-    ExpectMatchesReference(
-        kPrefill, {.num_heads = 16, .ratio = ratio},
-        {kPortable, TensorCore(1, 64), TensorCore(2, 5), Cluster(16, 16), Cluster(16, 8)});
+    ExpectMatchesReference(kPrefill, {.num_heads = 16, .ratio = ratio},
+                           {kPortable, kPrefillTile, TensorCore(1, 64), TensorCore(2, 5),
+                            Cluster(16, 16), Cluster(16, 8)});
   }
 }
 
 TEST(SparseAttentionTest, AnyNumberOfHeadsMatchesReference) {
   for (int64_t heads : {4, 20, 96, 128}) {
-    ExpectMatchesReference({{2100, 2}, {50, 1}}, {.num_heads = heads, .k = 1024},
-                           {kPortable, TensorCore(1, 64), TensorCore(4, 3), Cluster(32, 16)});
+    ExpectMatchesReference(
+        {{2100, 2}, {50, 1}}, {.num_heads = heads, .k = 1024},
+        {kPortable, kPrefillTile, TensorCore(1, 64), TensorCore(4, 3), Cluster(32, 16)});
   }
 }
 
 // Large scores: the probabilities of one key, and sums that are rescaled at every step.
 TEST(SparseAttentionTest, SharpScoresMatchReference) {
-  ExpectMatchesReference(
-      {{2100, 2}, {50, 1}}, {.query_factor = 30},
-      {kPortable, TensorCore(1, 64), TensorCore(4, 3), Cluster(16, 16), Cluster(16, 8)});
+  ExpectMatchesReference({{2100, 2}, {50, 1}}, {.query_factor = 30},
+                         {kPortable, kPrefillTile, TensorCore(1, 64), TensorCore(4, 3),
+                          Cluster(16, 16), Cluster(16, 8)});
 }
 
 TEST(SparseAttentionTest, LongDenseLayerMatchesReference) {
@@ -127,6 +130,34 @@ TEST(SparseAttentionTest, BatchDoesNotChangeBits) {
   const std::vector<uint16_t> together = Compute(input, TensorCore(1, 16));
   const std::vector<uint16_t> more_splits = Compute(input, TensorCore(3, 16));
   EXPECT_EQ(together == more_splits, true);
+  EXPECT_EQ(together == Compute(input, kPrefillTile), true);
+}
+
+// Prefill keeps the references of its probabilities where the other kernel raises them, and many
+// tokens share a thread block.
+TEST(SparseAttentionTest, PrefillGivesTheBitsOfTheOtherKernel) {
+  for (const AttentionShape& shape :
+       std::vector<AttentionShape>{{},
+                                   {.num_heads = 128, .k = 1024},
+                                   {.num_heads = 20, .query_factor = 30},
+                                   {.num_heads = 64, .query_factor = 300},
+                                   {.window = 100},
+                                   {.ratio = 0},
+                                   {.ratio = 128}}) {
+    AttentionCase input({{0, 200}, {62, 3}, {700, 130}, {5000, 100}}, shape, 11);
+    const std::vector<uint16_t> want = Compute(input, TensorCore(1, 64));
+    const std::vector<uint16_t> got = Compute(input, kPrefillTile);
+    int different = 0;
+    for (size_t i = 0; i < want.size(); ++i) different += got[i] != want[i];
+    EXPECT_EQ(different, 0) << "heads " << shape.num_heads << ", window " << shape.window
+                            << ", ratio " << shape.ratio << ", factor " << shape.query_factor;
+  }
+}
+
+TEST(SparseAttentionTest, ManyTokensTakeThePrefillPath) {
+  AttentionCase input({{5000, 257}}, {.num_heads = 4}, 3);
+  EXPECT_EQ(static_cast<int>(ChooseSparseAttentionTile(input.Args()).path),
+            static_cast<int>(AttentionPath::kPrefill));
 }
 
 // Few tokens take another kernel than many, and which heads share a cluster depends on the batch.
@@ -161,7 +192,7 @@ void ExpectDominantSinkGivesZeros(const std::vector<SparseAttentionTile>& tiles)
 }
 
 TEST(SparseAttentionTest, DominantSinkGivesZeros) {
-  ExpectDominantSinkGivesZeros({kPortable, TensorCore(1, 64), TensorCore(3, 2)});
+  ExpectDominantSinkGivesZeros({kPortable, kPrefillTile, TensorCore(1, 64), TensorCore(3, 2)});
 }
 
 TEST(SparseAttentionTest, DominantSinkInAClusterGivesZeros) {

@@ -103,6 +103,21 @@ __device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
   BarrierWait(SharedAddress(barrier), parity);
 }
 
+// The same without waiting: whether that phase is complete.
+__device__ inline bool BarrierTest(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(done)
+      : "r"(SharedAddress(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // What the L2 cache does with a line (createpolicy, 9.7.9.18): gives it up in turn, first or last.
 inline constexpr uint64_t kEvictNormal = 0x1000000000000000;
 inline constexpr uint64_t kEvictFirst = 0x12f0000000000000;
@@ -237,6 +252,23 @@ __device__ inline void NamedBarrierSync(int id, int threads) {
 }
 __device__ inline void NamedBarrierArrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// bar.red.and: NamedBarrierSync; whether `condition` holds for all its threads.
+__device__ inline bool NamedBarrierAll(int id, int threads, bool condition) {
+  uint32_t all;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine;\n"
+      ".reg .pred all;\n"
+      "setp.ne.u32 mine, %3, 0;\n"
+      "bar.red.and.pred all, %1, %2, mine;\n"
+      "selp.u32 %0, 1, 0, all;\n"
+      "}\n"
+      : "=r"(all)
+      : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(condition))
+      : "memory");
+  return all != 0;
 }
 
 // barrier.cluster (9.7.13.3): what any thread of the cluster wrote before it arrived, shared memory

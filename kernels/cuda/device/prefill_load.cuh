@@ -1,0 +1,170 @@
+#pragma once
+
+#include "kernels/cuda/device/prefill_tile.cuh"
+
+// The loading warps of sparse_attention_prefill.cu: three gather keys, one finds their rows.
+namespace lodestone::cuda {
+
+// The entries of two keys of a step, `first` and 32 further; -1: none.
+struct StepEntries {
+  int32_t entry[2];
+};
+__device__ inline StepEntries LoadStepEntries(const SparseAttentionArgs& args, int token,
+                                              const TokenKeys& keys, int first_key) {
+  StepEntries entries;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int at = first_key + 32 * i + static_cast<int>(threadIdx.x % 32) - keys.num_window;
+    entries.entry[i] = -1;
+    if (at < 0) continue;
+    if (args.ratio == 4) {
+      if (at < args.k) entries.entry[i] = args.top_entries[int64_t{token} * args.k + at];
+    } else if (at < keys.num_entries) {
+      entries.entry[i] = at;
+    }
+  }
+  return entries;
+}
+
+// Number of keys of a step.
+__device__ inline int CountStepKeys(const TokenKeys& keys, int first_key,
+                                    const StepEntries& entries) {
+  int count = max(0, min(keys.num_window - first_key, PrefillTile::kKeys));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) count += __popc(__ballot_sync(~0u, entries.entry[i] >= 0));
+  return count;
+}
+
+// Where the keys of a step are 64 latents of this batch, one after the other, the first of them as
+// a token of the whole batch; else -1.
+__device__ inline int FindOwnRows(const SparseAttentionArgs& args, const TokenKeys& keys,
+                                  int first_key) {
+  const int behind = first_key + keys.position - keys.num_window + 1 - keys.first_position;
+  if (behind < 0 || first_key + PrefillTile::kKeys > keys.num_window) return -1;
+  return static_cast<int>(args.first_token) + keys.first_token + behind;
+}
+
+// The rows of a step's keys; where there is no key, that of the step's first takes its place: its
+// probability is 0.
+__device__ inline void ListStep(const SparseAttentionArgs& args, const TokenKeys& keys,
+                                int first_key, const StepEntries& entries,
+                                const uint8_t* (&rows)[PrefillTile::kKeys]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int32_t* const pages = args.block_table + keys.seq * args.max_pages;
+  const uint8_t* row[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int index = first_key + 32 * i + lane;
+    row[i] = nullptr;
+    if (index < keys.num_window) {
+      row[i] = FindWindowLatent(args, keys, index);
+    } else if (entries.entry[i] >= 0) {
+      row[i] = args.entries.payload + EntryLatentOffset(args, pages, entries.entry[i]);
+    }
+  }
+  const auto first = reinterpret_cast<const uint8_t*>(
+      __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row[0]), 0));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) rows[32 * i + lane] = row[i] != nullptr ? row[i] : first;
+}
+
+// The listing warp: the steps of all items.
+__device__ inline void ListPrefill(const SparseAttentionArgs& args, PrefillShared& shared) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  RingStage<PrefillTile::kListSteps> slot;
+  RingStage<2> turn;
+  for (int number = blockIdx.x; number < NumPrefillItems(args); number += gridDim.x) {
+    const int token = PrefillItemOf(args, number).token;
+    const TokenKeys keys = FindKeys(args, token);
+    StepEntries entries = LoadStepEntries(args, token, keys, 0);
+    const float2 angle = RopeAngle(keys.position, args.freqs[lane]);
+    int count = CountStepKeys(keys, 0, entries);
+    bool passed_angles = false;
+    for (int first_key = 0; count > 0; first_key += PrefillTile::kKeys) {
+      const StepEntries next = LoadStepEntries(args, token, keys, first_key + PrefillTile::kKeys);
+      BarrierWait(&shared.list_empty[slot.index], slot.parity ^ 1);
+      ListStep(args, keys, first_key, entries, shared.rows[slot.index]);
+      const int next_count = CountStepKeys(keys, first_key + PrefillTile::kKeys, next);
+      if (lane == 0) {
+        shared.listed[slot.index] = next_count > 0 ? count : -count;
+        shared.first_own[slot.index] = FindOwnRows(args, keys, first_key);
+      }
+      BarrierArrive(&shared.list_full[slot.index]);
+      slot.Advance();
+      if (!passed_angles) {
+        BarrierWait(&shared.angles_empty[turn.index], turn.parity ^ 1);
+        shared.angles[turn.index][lane] = angle;
+        BarrierArrive(&shared.angles_full[turn.index]);
+        passed_angles = true;
+      }
+      entries = next;
+      count = next_count;
+    }
+    turn.Advance();
+  }
+}
+
+// The keys of a listed step to a stage. The gathering warps take turns with groups of 4 rows; lane
+// l has bytes 16 (l % 8) .. + 15 of all slices of row l / 8 of a group.
+__device__ inline void CopyStep(const uint8_t* const (&rows)[PrefillTile::kKeys], uint8_t* stage) {
+  const int warp = threadIdx.x % PrefillTile::kGroupThreads / 32;
+  const int unit = threadIdx.x % 8;
+#pragma unroll 2
+  for (int row = warp * PrefillTile::kRowsAtOnce + threadIdx.x % 32 / 8; row < PrefillTile::kKeys;
+       row += PrefillTile::kGatherWarps * PrefillTile::kRowsAtOnce) {
+    CopyLatentSlices(rows[row] + unit * 16,
+                     SharedAddress(stage) + row * 128 + (unit ^ row % 8) * 16, kEvictLast);
+  }
+}
+
+// Slices of 64 dims of 64 rows to a stage, one box each: queries, or keys that lie one after the
+// other. By all gathering threads.
+template <int kSlices, typename Copy>
+__device__ inline void CopyBoxes(int stage, PrefillShared& shared, const Copy& copy) {
+  if (threadIdx.x % PrefillTile::kGroupThreads == 0) {
+    BarrierArriveExpect(&shared.full[stage], kSlices * PrefillTile::kSliceBytes);
+    for (int i = 0; i < kSlices; ++i) copy(i, shared.stages[stage][i], &shared.full[stage]);
+  }
+  BarrierArrive(&shared.full[stage]);
+}
+
+// The gathering warps: for each item its queries, then the keys of all steps.
+__device__ inline void GatherPrefill(const SparseAttentionArgs& args, const PrefillMaps& maps,
+                                     PrefillShared& shared) {
+  RingStage<PrefillTile::kListSteps> slot;
+  RingStage<PrefillTile::kStages> stage;
+  for (int number = blockIdx.x; number < NumPrefillItems(args); number += gridDim.x) {
+    const PrefillItem item = PrefillItemOf(args, number);
+    BarrierWait(&shared.empty[stage.index], stage.parity ^ 1);
+    CopyBoxes<PrefillTile::kRegisterSlices>(
+        stage.index, shared, [&](int slice, void* to, uint64_t* full) {
+          CopyBox3With(kEvictFirst, to, &maps.queries, full, slice * 64, item.head, item.token);
+        });
+    stage.Advance();
+    for (bool last = false; !last;) {
+      BarrierWait(&shared.list_full[slot.index], slot.parity);
+      BarrierWait(&shared.empty[stage.index], stage.parity ^ 1);
+      const int keys = shared.listed[slot.index];
+      const int first_own = shared.first_own[slot.index];
+      last = keys < 0;
+      if (threadIdx.x % PrefillTile::kGroupThreads == 0) shared.keys[stage.index] = keys;
+      if (first_own >= 0) {
+        CopyBoxes<PrefillTile::kSlices>(stage.index, shared,
+                                        [&](int slice, void* to, uint64_t* full) {
+                                          CopyBox2(to, &maps.latents, full, slice * 64, first_own);
+                                        });
+      } else {
+        CopyStep(shared.rows[slot.index], shared.stages[stage.index][0]);
+        CopyAsyncArrive(&shared.full[stage.index]);
+        if (threadIdx.x % PrefillTile::kGroupThreads == 0) {
+          BarrierArrive(&shared.full[stage.index]);
+        }
+      }
+      BarrierArrive(&shared.list_empty[slot.index]);
+      slot.Advance();
+      stage.Advance();
+    }
+  }
+}
+
+}  // namespace lodestone::cuda

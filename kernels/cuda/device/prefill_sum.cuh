@@ -1,0 +1,129 @@
+#pragma once
+
+#include "kernels/cuda/device/numeric.cuh"
+#include "kernels/cuda/device/prefill_tile.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
+
+// The second and third warpgroup of sparse_attention_prefill.cu: probabilities times values.
+namespace lodestone::cuda {
+
+// One half of the dims of 64 heads; two products of 128 dims each, since an instruction over 256
+// needs more registers than a thread has at the kernel's start.
+using PrefillSums = float[2][64];
+
+// sums *= factor of their row (r, r + 8), unless all factors of the warp are 1.
+__device__ inline void RescalePrefill(PrefillSums& sums, float factor, float factor8) {
+  if (__all_sync(~0u, factor == 1.0f && factor8 == 1.0f)) return;
+#pragma unroll
+  for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] *= i / 2 % 2 == 0 ? factor : factor8;
+}
+
+// sums += probabilities x one half of the dims of the values in a stage.
+__device__ inline void AddStep(const uint8_t* values, PrefillShared& shared, PrefillSums& sums) {
+  const uint64_t probs = RowTileDescriptor(SharedAddress(shared.probs));
+  const uint64_t base = ColumnTileDescriptor(SharedAddress(values), PrefillTile::kSliceBytes);
+  WgmmaFence();
+#pragma unroll
+  for (int i = 0; i < PrefillTile::kKeys / 16; ++i) {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      WgmmaSharedAColumns(sums[part], AdvanceTile(probs, i * 32),
+                          AdvanceTile(base, part * 2 * PrefillTile::kSliceBytes + i * 16 * 128),
+                          true);
+    }
+  }
+  WgmmaCommit();
+  WgmmaWait<0>();
+  HoldRegisters(sums[0]);
+  HoldRegisters(sums[1]);
+}
+
+// A 4 x 4 transpose among the lanes of a quad: lane q gets word q of every lane, in order.
+__device__ inline void TransposeQuad(uint32_t (&words)[4]) {
+  const bool upper = threadIdx.x % 4 >= 2;
+  const bool odd = threadIdx.x % 2 == 1;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t got = __shfl_xor_sync(~0u, upper ? words[i] : words[i + 2], 2);
+    words[i] = upper ? got : words[i];
+    words[i + 2] = upper ? words[i + 2] : got;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t got = __shfl_xor_sync(~0u, odd ? words[i] : words[i + 1], 1);
+    words[i] = odd ? got : words[i];
+    words[i + 1] = odd ? words[i + 1] : got;
+  }
+}
+
+// This thread's results of one half of the dims, divided, rounded and rotated back, to global
+// memory, 64 bytes of 8 rows at a time: not by way of shared memory, which keys wait for.
+__device__ inline void StorePrefill(const SparseAttentionArgs& args, const PrefillItem& item,
+                                    int half, const PrefillSums& sums, const float (&inverse)[2],
+                                    const float2* angles) {
+  constexpr int kFirstRope = (PrefillTile::kDims / 2 - PrefillTile::kRopeDims) / 8;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int row = static_cast<int>(threadIdx.x % PrefillTile::kGroupThreads / 32) * 16 + lane / 4;
+  uint16_t* const out =
+      args.out + (int64_t{item.token} * args.num_heads + item.head + row) * PrefillTile::kDims +
+      half * (PrefillTile::kDims / 2) + lane % 4 * 8;
+#pragma unroll
+  for (int i = 0; i < 32; i += 4) {  // blocks of 8 dims
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      uint32_t words[4];
+#pragma unroll
+      for (int block = 0; block < 4; ++block) {
+        const int at = 4 * (i + block) + 2 * j;
+        words[block] =
+            PackBf16(sums[at / 64][at % 64] * inverse[j], sums[at / 64][at % 64 + 1] * inverse[j]);
+        if (i >= kFirstRope && half == 1) {
+          words[block] = RotateBack(words[block], angles[(i + block - kFirstRope) * 4 + lane % 4]);
+        }
+      }
+      TransposeQuad(words);
+      if (item.head + row + 8 * j < args.num_heads) {
+        *reinterpret_cast<uint4*>(out + j * 8 * PrefillTile::kDims + i * 8) = {words[0], words[1],
+                                                                               words[2], words[3]};
+      }
+    }
+  }
+}
+
+// Second and third warpgroup: one half of the output's dims of all items.
+__device__ inline void SumPrefill(const SparseAttentionArgs& args, PrefillShared& shared) {
+  const int half = static_cast<int>(threadIdx.x / PrefillTile::kGroupThreads) - 1;
+  const int row =
+      static_cast<int>(threadIdx.x % PrefillTile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4);
+  RingStage<PrefillTile::kStages> stage;
+  RingStage<2> turn;
+  for (int number = blockIdx.x; number < NumPrefillItems(args); number += gridDim.x) {
+    PrefillSums sums;
+#pragma unroll
+    for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] = 0;
+    float inverse[2];
+    stage.Advance();  // the queries
+    for (bool last = false; !last;) {
+      BarrierWait(&shared.full[stage.index], stage.parity);
+      SharedProxyFence();
+      last = StepKeys(shared, stage.index) < 0;
+      NamedBarrierSync(kStepPassed, kPrefillComputeThreads);
+      RescalePrefill(sums, shared.rescale[row], shared.rescale[row + 8]);
+      if (last) {
+        inverse[0] = shared.inverse[row];
+        inverse[1] = shared.inverse[row + 8];
+      }
+      NamedBarrierSync(kStepAllowed, kPrefillComputeThreads);
+      AddStep(shared.stages[stage.index][half * PrefillTile::kSlices / 2], shared, sums);
+      NamedBarrierArrive(kStepSummed, kPrefillComputeThreads);
+      if (threadIdx.x % 32 == 0) BarrierArrive(&shared.empty[stage.index], 32);
+      stage.Advance();
+    }
+    if (half == 1) BarrierWait(&shared.angles_full[turn.index], turn.parity);
+    StorePrefill(args, PrefillItemOf(args, number), half, sums, inverse, shared.angles[turn.index]);
+    if (half == 1) BarrierArrive(&shared.angles_empty[turn.index]);
+    turn.Advance();
+  }
+}
+
+}  // namespace lodestone::cuda
