@@ -101,42 +101,46 @@ __device__ void UpdateVector(const HcArgs& args, int64_t token, const HcPacked<k
 }
 
 // HcPost of kTokens tokens by the team (the first threads of a block): the streams of the slice, to
-// memory.z and, where they changed, back. Tokens behind the last have zeros.
+// memory.z and, where they changed, back. Tokens behind the last have zeros. Once a token's are
+// read, the next kernel may start.
 template <int kTokens>
 __device__ void UpdateStreams(const HcArgs& args, int first_token, const HcSlice& slice,
                               const HcSliceMemory& memory) {
   constexpr int kStreams = HcTile::kStreams;
-  constexpr int kVector = kTokens > 4 ? 8 : 4;  // so that a thread has one vector at hidden 4,096
+  constexpr int kVector = kTokens > 4 ? 8 : 4;  // so that a lane has one vector at hidden 4,096
+  constexpr int kTokenWarps = 8 / kVector;
+  constexpr int kStep = 32 * kTokenWarps * kVector;
   using Packed = HcPacked<kVector>;
-  const int vectors = slice.count / kVector;
-  for (int task = static_cast<int>(threadIdx.x); task < kTokens * vectors;
-       task += HcTile::kTeamThreads) {
-    const int t = task / vectors;
-    const int channel = task % vectors * kVector;
+  const int rank = static_cast<int>(threadIdx.x);
+  for (int t = rank / (32 * kTokenWarps); t < kTokens; t += HcTile::kWarps / kTokenWarps) {
     const int64_t token = first_token + t;
-    Packed z[kStreams] = {};
-    if (token < args.num_tokens) {
-      uint16_t* const streams = args.streams + token * args.token_stride + slice.first + channel;
-      Packed y = {};
-      if (args.y != nullptr) {
-        y = *reinterpret_cast<const Packed*>(args.y + token * args.y_stride + slice.first +
-                                             channel);
+    for (int channel = rank % (32 * kTokenWarps) * kVector; channel < slice.count;
+         channel += kStep) {
+      Packed z[kStreams] = {};
+      if (token < args.num_tokens) {
+        uint16_t* const streams = args.streams + token * args.token_stride + slice.first + channel;
+        Packed y = {};
+        if (args.y != nullptr) {
+          y = *reinterpret_cast<const Packed*>(args.y + token * args.y_stride + slice.first +
+                                               channel);
+        }
+#pragma unroll
+        for (int k = 0; k < kStreams; ++k) {
+          z[k] = *reinterpret_cast<const Packed*>(streams + k * args.stream_stride);
+        }
+        if (args.y != nullptr) {
+          UpdateVector<kVector>(args, token, y, z);
+          AllowNextKernel();
+#pragma unroll
+          for (int k = 0; k < kStreams; ++k) {
+            *reinterpret_cast<Packed*>(streams + k * args.stream_stride) = z[k];
+          }
+        }
       }
 #pragma unroll
       for (int k = 0; k < kStreams; ++k) {
-        z[k] = *reinterpret_cast<const Packed*>(streams + k * args.stream_stride);
+        *reinterpret_cast<Packed*>(memory.Z(t, k) + channel) = z[k];
       }
-      if (args.y != nullptr) {
-        UpdateVector<kVector>(args, token, y, z);
-#pragma unroll
-        for (int k = 0; k < kStreams; ++k) {
-          *reinterpret_cast<Packed*>(streams + k * args.stream_stride) = z[k];
-        }
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kStreams; ++k) {
-      *reinterpret_cast<Packed*>(memory.Z(t, k) + channel) = z[k];
     }
   }
 }
@@ -171,7 +175,8 @@ __device__ void MultiplySlice(const HcSliceMemory& memory, int count, HcStreamSu
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int group = warp % kRowGroups;
   const int pair = warp / kRowGroups;
-  float acc[kTokens * kRows] = {};
+  constexpr int kProducts = kTokens * kRows;
+  float acc[kProducts + kSquares] = {};
   float squares[kSquares] = {};  // of tokens `group`, `group` + kRowGroups, ...
 #pragma unroll 1
   for (int stream = 2 * pair; stream < 2 * pair + 2; ++stream) {
@@ -198,18 +203,15 @@ __device__ void MultiplySlice(const HcSliceMemory& memory, int count, HcStreamSu
       }
     }
   }
-  int index = 0;
-  int left = kTokens * kRows;
-  const float sum = WarpSums<kTokens * kRows>(acc, index, left);
-  if (left > 0) {
-    sums.Of(pair, index / kRows)[HcTile::PlaceOf(group * kRows + index % kRows)] = sum;
-  }
 #pragma unroll
-  for (int i = 0; i < kSquares; ++i) {
-    const int token = group + i * kRowGroups;
-    const float square = WarpSum(squares[i]);
-    if (lane == 0 && token < kTokens) sums.Of(pair, token)[HcTile::kSquares] = square;
-  }
+  for (int i = 0; i < kSquares; ++i) acc[kProducts + i] = squares[i];
+  int index = 0;
+  int left = kProducts + kSquares;
+  const float sum = WarpSums<kProducts + kSquares>(acc, index, left);
+  const bool is_product = index < kProducts;
+  const int token = is_product ? index / kRows : group + (index - kProducts) * kRowGroups;
+  const int place = is_product ? HcTile::PlaceOf(group * kRows + index % kRows) : HcTile::kSquares;
+  if (left > 0 && token < kTokens) sums.Of(pair, token)[place] = sum;
 }
 
 }  // namespace lodestone::cuda
