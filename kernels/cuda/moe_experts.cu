@@ -22,7 +22,7 @@
 namespace lodestone::cuda {
 namespace {
 
-constexpr int64_t kBlockTokens = 2048;
+constexpr int64_t kBlockTokens = 4096;
 constexpr int64_t kMinTileRows = 16;
 constexpr int64_t kAlignment = 256;
 constexpr int kMaxExperts = 1024;
@@ -260,8 +260,11 @@ int64_t ExpertStride(const MoeExpertsParams& p) {
   return stride;
 }
 
+// A tile of 64 rows takes the warpgroups of sm_90a about as long as one of 16 takes the narrow form,
+// for the weights are what is widened.
 int TileRows(const Sizes& sizes) {
   const int64_t mean = sizes.tokens * sizes.chosen / sizes.experts;
+  if (CurrentDevice().sm90) return mean <= 12 ? 16 : mean <= 64 ? 64 : 128;
   return mean <= 16 ? 16 : mean <= 32 ? 32 : mean <= 64 ? 64 : 128;
 }
 

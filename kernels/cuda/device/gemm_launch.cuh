@@ -1,8 +1,11 @@
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/gemm_tile.cuh"
+#include "kernels/cuda/device/gemm_warpgroup.cuh"
 #include "kernels/cuda/device/gemm_wide.cuh"
 #include "kernels/cuda/device/gemm_work.cuh"
 #include "kernels/cuda/launch.h"
@@ -33,19 +36,25 @@ __global__ void __launch_bounds__(32 * kSlices)
   }
 }
 
+// Row tiles whose inputs the L2 cache keeps while the blocks go through the weights.
+constexpr int64_t kGroupRows = 16;
+
 template <typename Kernel>
 void LaunchTiles(Kernel kernel, const GemmArgs& args, int tile_rows, int tile_columns, int threads,
                  int shared_bytes, cudaStream_t stream) {
   const int64_t row_tiles =
       args.tiles != nullptr ? args.max_tiles : (args.rows + tile_rows - 1) / tile_rows;
   const int64_t column_tiles = (args.n + tile_columns - 1) / tile_columns;
+  const int64_t group_rows = args.tiles != nullptr ? row_tiles : std::min(row_tiles, kGroupRows);
   const GemmParams params = {.args = args,
                              .row_tiles = static_cast<int>(row_tiles),
+                             .group_rows = static_cast<int>(group_rows),
                              .column_tiles = static_cast<int>(column_tiles),
                              .slices = NumSumSlices(args)};
   CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-  LaunchOverlapped(kernel, {.blocks = row_tiles * column_tiles * args.parts,
+  LaunchOverlapped(kernel,
+                   {.blocks = row_tiles * column_tiles * args.parts,
                     .threads = threads,
                     .shared_bytes = shared_bytes},
                    stream, params);
@@ -71,17 +80,56 @@ void LaunchNarrowRows(const GemmArgs& args, cudaStream_t stream) {
   LaunchNarrow<kFormat, kRowTiles, 1, kFewSlices>(args, stream);
 }
 
+// Of the scales of a block of 128 outputs.
+template <WeightFormat kFormat>
+int64_t BlockScaleBytes(const GemmArgs& args) {
+  static_assert(WideTile::kColumns == WarpgroupTile::kOutputs);
+  return IsQuantised(kFormat) ? WideTile::kColumns * ScaleColumns(kFormat, args.k) : 0;
+}
+
+template <WeightFormat kFormat>
+void LaunchWide(const GemmArgs& args, cudaStream_t stream) {
+  const int64_t shared_bytes = sizeof(WideShared<kFormat>) + BlockScaleBytes<kFormat>(args);
+  LaunchTiles(WideGemmKernel<kFormat>, args, WideTile::kRows, WideTile::kColumns,
+              WideTile::kThreads, static_cast<int>(shared_bytes), stream);
+}
+
+template <WeightFormat kFormat, int kRows>
+void LaunchWarpgroups(const GemmArgs& args, cudaStream_t stream) {
+  const int64_t shared_bytes =
+      sizeof(WarpgroupShared<kFormat, kRows>) + BlockScaleBytes<kFormat>(args);
+  LaunchTiles(WarpgroupGemmKernel<kFormat, kRows>, args, kRows, WarpgroupTile::kOutputs,
+              WarpgroupTile::kThreads, static_cast<int>(shared_bytes), stream);
+}
+
+// Blocks of 64 rows where there are too few of 128 for all processors.
+template <WeightFormat kFormat>
+void LaunchWarpgroupRows(const GemmArgs& args, cudaStream_t stream) {
+  constexpr int64_t kOutputs = WarpgroupTile::kOutputs;
+  const int64_t blocks =
+      (args.rows + 127) / 128 * ((args.n + kOutputs - 1) / kOutputs) * args.parts;
+  const bool wide =
+      args.tiles != nullptr ? args.tile_rows > 64 : blocks >= CurrentDevice().processors;
+  if (wide) return LaunchWarpgroups<kFormat, 128>(args, stream);
+  LaunchWarpgroups<kFormat, 64>(args, stream);
+}
+
+// Whether warpgroups are faster than warps that sum a slice each: from 33 rows on if they are of
+// experts or outputs are so many that most processors have a block.
+inline bool IsForWarpgroups(const GemmArgs& args, int64_t rows) {
+  constexpr int64_t kManyOutputs = 8192;
+  if (!CurrentDevice().sm90 || args.k % WarpgroupTile::kInputs != 0) return false;
+  return rows > 64 || (rows > 32 && (args.tiles != nullptr || args.n * args.parts >= kManyOutputs));
+}
+
 template <WeightFormat kFormat>
 void LaunchGemmOf(const GemmArgs& args, cudaStream_t stream) {
   const int64_t rows = args.tiles != nullptr ? args.tile_rows : args.rows;
+  if (IsForWarpgroups(args, rows)) return LaunchWarpgroupRows<kFormat>(args, stream);
   if (rows <= 16) return LaunchNarrowRows<kFormat, 1>(args, stream);
   if (rows <= 32) return LaunchNarrowRows<kFormat, 2>(args, stream);
   if (rows <= 64) return LaunchNarrowRows<kFormat, 4>(args, stream);
-  const int64_t weight_scales =
-      IsQuantised(kFormat) ? WideTile::kColumns * ScaleColumns(kFormat, args.k) : 0;
-  LaunchTiles(WideGemmKernel<kFormat>, args, WideTile::kRows, WideTile::kColumns,
-              WideTile::kThreads,
-              static_cast<int>(sizeof(WideShared<kFormat>) + weight_scales), stream);
+  LaunchWide<kFormat>(args, stream);
 }
 
 }  // namespace lodestone::cuda

@@ -11,33 +11,40 @@ namespace lodestone::cuda {
 
 struct GemmParams {
   GemmArgs args;
-  int row_tiles;     // of the output, at most; the fastest index of the blocks
+  int row_tiles;     // of the output, at most
+  int group_rows;    // row tiles that all columns are made of before the next ones; fastest index
   int column_tiles;  // of one part
   int slices;        // NumSumSlices
 };
 
 // One block's work.
 struct TileWork {
-  const uint16_t* x;       // of the part
-  GemmWeight weight;       // the part's matrix
-  int64_t first_weight;    // its row that makes the first output
-  int64_t first_row;       // of the output
-  int rows, columns;       // that exist
-  int64_t first_column;    // of the output
+  const uint16_t* x;     // of the part
+  GemmWeight weight;     // the part's matrix
+  int64_t first_weight;  // its row that makes the first output
+  int64_t first_row;     // of the output
+  int rows, columns;     // that exist
+  int64_t first_column;  // of the output
 };
 
 // False if this block has nothing to do.
-__device__ inline bool FindWork(const GemmParams& params, int tile_rows, int tile_columns, TileWork* work) {
+__device__ inline bool FindWork(const GemmParams& params, int tile_rows, int tile_columns,
+                                TileWork* work) {
   const GemmArgs& args = params.args;
-  const int row_tile = static_cast<int>(blockIdx.x) % params.row_tiles;
-  const int rest = static_cast<int>(blockIdx.x) / params.row_tiles;
+  const int block = static_cast<int>(blockIdx.x);
+  const int group_blocks = params.group_rows * params.column_tiles * args.parts;
+  const int first_row_tile = block / group_blocks * params.group_rows;
+  const int row_tiles = min(params.group_rows, params.row_tiles - first_row_tile);
+  const int row_tile = first_row_tile + block % group_blocks % row_tiles;
+  const int rest = block % group_blocks / row_tiles;
   const int part = rest / params.column_tiles;
   const int64_t column = static_cast<int64_t>(rest % params.column_tiles) * tile_columns;
   int64_t expert_offset = 0;
   bool shared = false;
   if (args.tiles == nullptr) {
     work->first_row = static_cast<int64_t>(row_tile) * tile_rows;
-    work->rows = static_cast<int>(min(static_cast<int64_t>(tile_rows), args.rows - work->first_row));
+    work->rows =
+        static_cast<int>(min(static_cast<int64_t>(tile_rows), args.rows - work->first_row));
   } else {
     if (row_tile >= *args.num_tiles) return false;
     const ExpertTile tile = args.tiles[row_tile];
@@ -63,7 +70,7 @@ __device__ inline const uint16_t* RowAddress(const GemmArgs& args, const TileWor
 }
 
 __device__ inline void StoreOutput(const GemmArgs& args, const TileWork& work, int row, int column,
-                            float value) {
+                                   float value) {
   const int64_t at = (work.first_row + row) * args.out_stride + work.first_column + column;
   if (args.out_f32) {
     static_cast<float*>(args.out)[at] = value;

@@ -97,6 +97,29 @@ __device__ inline void SpreadE2m1(uint32_t codes, uint32_t table_low, uint32_t (
   pairs[3] = __byte_perm(second, odd_signs, 0x7361);
 }
 
+// Eight e2m1 codes (lowest nibble first) as bf16 times `scale_pair`, in order: exact. The bytes of
+// a value are those of two tables; its sign goes to the high one.
+__device__ inline uint4 WidenE2m1(uint32_t codes, uint32_t scale_pair) {
+  constexpr uint32_t kHighSmall = 0x3f3f3f00;  // of 0, 0.5, 1, 1.5
+  constexpr uint32_t kHighLarge = 0x40404040;  // of 2, 3, 4, 6
+  constexpr uint32_t kLow = 0xc0800000;        // of both
+  constexpr uint32_t kLowLarge = 0xc0804000;
+  const uint32_t first = codes & 0x77777777u;
+  const uint32_t second = first >> 16;
+  const uint32_t even_signs = (codes * 16u) & 0x80808080u;
+  const uint32_t odd_signs = codes & 0x80808080u;
+  const uint32_t high = PickBytes(kHighSmall, kHighLarge, first) |
+                        __byte_perm(even_signs, odd_signs, 0x5140);
+  const uint32_t more_high = PickBytes(kHighSmall, kHighLarge, second) |
+                             __byte_perm(even_signs, odd_signs, 0x7362);
+  const uint32_t low = PickBytes(kLow, kLowLarge, first);
+  const uint32_t more_low = PickBytes(kLow, kLowLarge, second);
+  return {MultiplyBf16x2(__byte_perm(low, high, 0x5140), scale_pair),
+          MultiplyBf16x2(__byte_perm(low, high, 0x7362), scale_pair),
+          MultiplyBf16x2(__byte_perm(more_low, more_high, 0x5140), scale_pair),
+          MultiplyBf16x2(__byte_perm(more_low, more_high, 0x7362), scale_pair)};
+}
+
 // Two e4m3 codes (low byte first) as bf16: exact, NaN stays NaN.
 __device__ inline uint32_t WidenE4m3Pair(uint32_t codes) {
   const __half2_raw halves =

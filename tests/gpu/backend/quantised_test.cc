@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include "tests/kernels/cpu_test_support.h"
 
@@ -39,6 +41,41 @@ TEST(CudaQuantisedTest, ProductsMatchTheReference) {
           }
         }
       }
+    }
+  }
+}
+
+// Tiles for few rows, for many and for all that is left must give the same bits: 64 and 128 rows by
+// warpgroups where inputs are a multiple of 64, and the portable tile where they are not.
+TEST(CudaQuantisedTest, RowsDoNotDependOnTheRowsBesideThem) {
+  struct Shape {
+    int64_t rows, n, k;
+  };
+  for (const Shape& shape : {Shape{200, 200, 512}, Shape{260, 5760, 128}, Shape{131, 136, 1120}}) {
+    for (const WeightFormat format : {WeightFormat::kFp8, WeightFormat::kFp4}) {
+      const HostTensor x = Random(DType::kBf16, {shape.rows, shape.k}, 3, InputKind::kWide);
+      const QuantisedTensor weight({.format = format, .n = shape.n, .k = shape.k}, 4,
+                                   InputKind::kNormal, 0.1f);
+      RunOnAllBackends([&](const Ops& ops, Stream& stream) {
+        const PackedTensor packed = Pack(ops, weight.source());
+        OpResult result;
+        for (const DType dtype : {DType::kBf16, DType::kF32}) {
+          std::vector<std::byte> whole;
+          for (const int64_t chunk : {shape.rows, int64_t{100}, int64_t{16}}) {
+            HostTensor out(dtype, {shape.rows, shape.n});
+            for (const BatchPart& part : Chunks(shape.rows, chunk)) {
+              ops.Linear({.x = x.view().Rows(part.first_position, part.num_tokens),
+                          .weight = packed.weight,
+                          .out = out.view().Rows(part.first_position, part.num_tokens)},
+                         stream);
+            }
+            if (whole.empty()) whole = out.Bytes();
+            EXPECT_TRUE(out.Bytes() == whole) << Name(format) << " n " << shape.n << " k "
+                                              << shape.k << " chunks of " << chunk;
+          }
+        }
+        return result;
+      });
     }
   }
 }
