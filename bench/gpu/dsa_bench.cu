@@ -206,6 +206,7 @@ void BenchAttention(const DeviceArray<uint8_t>& pool, int64_t tokens, int64_t he
       .seq_first = d_first.data(),
       .seq_slot = d_slot.data(),
       .max_pages = kPages,
+      .old_rows = !prefill,
       .window = kWindow,
       .ring = {pool.data(), nullptr, kWindow * 1024, 0, seqs},
       .ratio = 4,

@@ -77,6 +77,7 @@ cuda::SparseAttentionArgs AttentionArgsOf(const SparseAttentionParams& p) {
           .seq_slot = p.batch.seq_slot.as<int32_t>(),
           .block_table = p.batch.block_table.as<int32_t>(),
           .max_pages = p.batch.block_table.shape[1],
+          .old_rows = p.q.shape[0] == p.batch.num_seqs(),
           .window = p.window,
           .ring = RowsOf(p.ring),
           .format = p.format,

@@ -90,6 +90,9 @@ struct SparseAttentionArgs {
   const int32_t* seq_slot = nullptr;     // [B]
   const int32_t* block_table = nullptr;  // [B, max_pages]
   int64_t max_pages = 0;
+  // Of each sequence one token is new in this step. Loads of older rows of the ring then begin before
+  // the kernels ahead end.
+  bool old_rows = false;
   int64_t window = 0;  // W
   DeviceRows ring;     // [S, W]
   KvFormat format = KvFormat::kBf16;

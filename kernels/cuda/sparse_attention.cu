@@ -2,7 +2,7 @@
 //   sparse_attention_blocks.cu: bf16 latents of 512 dims on sm_90a; with several splits
 //     sparse_attention_join.cu joins them.
 //   sparse_attention_prefill.cu: the same, the same bits, for many tokens with one split.
-//   sparse_attention_cluster.cu: for few tokens.
+//   sparse_attention_cluster.cu, sparse_attention_relay.cu: for few tokens and for some tens.
 //   sparse_attention_portable.cu: everything else.
 
 #include "kernels/cuda/sparse_attention.h"
@@ -23,7 +23,10 @@ const MaxClusters& CurrentMaxClusters() {
   int device = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   std::call_once(once[device], [device] {
-    of_device[device] = {.of16 = CountClusters16(), .of8 = CountClusters8()};
+    of_device[device] = {.of16 = CountClusters16(),
+                         .of8 = CountClusters8(),
+                         .of4 = CountRelays(4),
+                         .of2 = CountRelays(2)};
   });
   return of_device[device];
 }
@@ -39,6 +42,19 @@ CUtensorMap MakeHeadMap(const SparseAttentionArgs& args, const void* data, int b
                         .size = {kAttentionDims, num_heads, static_cast<uint64_t>(args.num_tokens)},
                         .stride = {row_bytes, row_bytes * num_heads},
                         .box = {64, static_cast<uint32_t>(box_heads), 1},
+                        .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
+}
+
+CUtensorMap MakeQueryMap(const SparseAttentionArgs& args, int box_heads) {
+  constexpr int kSlices = kAttentionDims / 64;
+  const uint64_t row_bytes = kAttentionDims * 2;
+  const auto num_heads = static_cast<uint64_t>(args.num_heads);
+  return MakeTensorMap({.data = args.q,
+                        .type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                        .rank = 4,
+                        .size = {64, num_heads, kSlices, static_cast<uint64_t>(args.num_tokens)},
+                        .stride = {row_bytes, 128, row_bytes * num_heads},
+                        .box = {64, static_cast<uint32_t>(box_heads), kSlices, 1},
                         .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
 }
 
@@ -68,7 +84,11 @@ void LaunchSparseAttention(const SparseAttentionArgs& args, const SparseAttentio
   }
   RequireArgument(args.k <= kMaxTopK, "LaunchSparseAttention", "k exceeds 1024", args.k);
   if (tile.path == AttentionPath::kCluster) {
-    LaunchSparseAttentionCluster(args, tile.cluster, kScale, stream);
+    if (tile.cluster.blocks <= 4) {
+      LaunchSparseAttentionRelay(args, tile.cluster.blocks, kScale, stream);
+    } else {
+      LaunchSparseAttentionCluster(args, tile.cluster, kScale, stream);
+    }
     return;
   }
   if (tile.path == AttentionPath::kPrefill) {

@@ -27,16 +27,23 @@ void LaunchSparseAttentionPrefill(const SparseAttentionArgs& args, float scale,
 // `out` of these partial results.
 void LaunchJoinSplits(const SparseAttentionArgs& args, int splits, cudaStream_t stream);
 
-// REQUIRES: max_keys <= 64 * MaxClusterSteps(shape).
+// Clusters of 8 or 16 blocks. REQUIRES: max_keys <= 64 * MaxClusterSteps(shape).
 void LaunchSparseAttentionCluster(const SparseAttentionArgs& args, const ClusterShape& shape,
                                   float scale, cudaStream_t stream);
-// Clusters of 16 and of 8 blocks that the current device runs at once.
+// Clusters of 2 or 4 blocks, of 64 heads.
+void LaunchSparseAttentionRelay(const SparseAttentionArgs& args, int cluster_blocks, float scale,
+                                cudaStream_t stream);
+// How many the current device runs at once.
 int CountClusters16();
 int CountClusters8();
+int CountRelays(int cluster_blocks);
 
 // bf16 [T, H, 512] in device memory, boxes of 64 dims x box_heads heads, swizzled like a row tile
 // of device/wgmma.cuh.
 CUtensorMap MakeHeadMap(const SparseAttentionArgs& args, const void* data, int box_heads);
+// The queries, boxes {0, head, 0, token} of box_heads heads as [8 slices of 64 dims][box_heads] rows,
+// swizzled like a row tile of device/wgmma.cuh.
+CUtensorMap MakeQueryMap(const SparseAttentionArgs& args, int box_heads);
 
 // Partial results of the splits: unnormalised sums, and (reference in units of log2, sum of
 // probabilities); the sum is 0 where the split has no keys.

@@ -6,10 +6,11 @@
 // probabilities; the second and third add up the dims 0..255 and 256..511 of the output; the fourth
 // loads, a ring of three stages ahead: three warps gather keys row by row, one lists the rows of
 // the next item's keys. Keys serve as K and, read by their columns, as V. Queries pass through the
-// ring like a step of keys. With several splits a second kernel joins them and adds the sink.
+// ring like a step of keys. With several splits a second kernel joins them and adds the sink. In
+// decode the older rows of the first items' windows are loaded before the kernel ahead ends.
 //
 // Bound: 1,024 bytes a key and 128 KiB of queries and outputs a token. Measured on an H200 with 64
-// heads and 640 keys: 0.71 of it for 128 tokens.
+// heads and 640 keys: 0.75 of it for 128 tokens.
 
 #include <algorithm>
 
@@ -33,7 +34,7 @@ __device__ void InitBarriers(AttentionShared& shared) {
   }
   for (int i = 0; i < 2; ++i) {
     BarrierInit(&shared.keys_found[i], 1);
-    BarrierInit(&shared.list_full[i], 32);
+    BarrierInit(&shared.list_full[i], kComputeThreads + 32);
     BarrierInit(&shared.list_empty[i], kComputeThreads + 32 * Tile::kGatherWarps);
   }
   BarrierInitFence();
@@ -48,16 +49,20 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t smem[];
   auto& shared = *reinterpret_cast<AttentionShared*>(smem);
   AllowNextKernel();
+  const AttentionItem first = ItemOf(args, split.splits, static_cast<int>(blockIdx.x));
+  const TokenKeys keys = FindKeys(args, first.token);  // no kernel writes what is read here
   if (threadIdx.x == 0) {
     PrefetchMap(&query_map);
     InitBarriers(shared);
+    shared.lists[0].keys = keys;
+    shared.lists[0].num_chosen = 0;
   }
-  __syncthreads();
-  const AttentionItem first = ItemOf(args, split.splits, static_cast<int>(blockIdx.x));
-  const TokenKeys keys = FindKeys(args, first.token);  // no kernel writes what is read here
   TouchPages<Tile::kThreads>(args, keys);
-  WaitForPreviousKernel();
-  ListFirstItem(args, split, first, keys, shared.lists[0]);
+  __syncthreads();
+  if (threadIdx.x < kComputeThreads) {
+    WaitForPreviousKernel();
+    ListFirstItem(args, split, first, keys, shared.lists[0], &shared.list_full[0]);
+  }
   switch (threadIdx.x / Tile::kGroupThreads) {
     case 0:
       GrowRegisters<Tile::kScoreRegisters>();
@@ -73,6 +78,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       if (const int warp = threadIdx.x % Tile::kGroupThreads / 32; warp < Tile::kGatherWarps) {
         GatherItems(args, split, query_map, policy, shared);
       } else {
+        WaitForPreviousKernel();
         ListItems(args, split, shared);
       }
   }
@@ -100,7 +106,7 @@ void LaunchSparseAttentionBlocks(const SparseAttentionArgs& args, const Attentio
                    {.blocks = std::min<int64_t>(items, CurrentDevice().processors),
                     .threads = Tile::kThreads,
                     .shared_bytes = kSharedBytes},
-                   stream, args, split, MakeHeadMap(args, args.q, Tile::kHeads), policy, scale);
+                   stream, args, split, MakeQueryMap(args, Tile::kHeads), policy, scale);
 }
 
 }  // namespace lodestone::cuda

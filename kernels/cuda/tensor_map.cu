@@ -25,7 +25,7 @@ PFN_cuTensorMapEncodeTiled_v12000 Encoder() {
 
 CUtensorMap MakeTensorMap(const TensorMapShape& shape) {
   CUtensorMap map{};
-  const cuuint32_t steps[3] = {1, 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUresult result =
       Encoder()(&map, shape.type, static_cast<cuuint32_t>(shape.rank),
                 const_cast<void*>(shape.data), reinterpret_cast<const cuuint64_t*>(shape.size),

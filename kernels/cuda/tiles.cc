@@ -74,9 +74,10 @@ ClusterShape ChooseAttentionCluster(int64_t num_tokens, int64_t num_heads, int64
   const struct {
     ClusterShape shape;
     int max;
-  } choices[] = {{{16, 16}, max_clusters.of16}, {{16, 8}, max_clusters.of8},
-                 {{32, 16}, max_clusters.of16}, {{32, 8}, max_clusters.of8},
-                 {{64, 16}, max_clusters.of16}, {{64, 8}, max_clusters.of8}};
+  } choices[] = {{{16, 16}, max_clusters.of16}, {{32, 16}, max_clusters.of16},
+                 {{16, 8}, max_clusters.of8},   {{32, 8}, max_clusters.of8},
+                 {{64, 16}, max_clusters.of16}, {{64, 8}, max_clusters.of8},
+                 {{64, 4}, max_clusters.of4},   {{64, 2}, max_clusters.of2}};
   const int64_t steps = CeilDiv(max_keys, kAttentionKeys);
   for (const auto& [shape, max] : choices) {
     const int64_t clusters = num_tokens * CeilDiv(num_heads, shape.heads);

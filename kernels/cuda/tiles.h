@@ -46,8 +46,8 @@ struct AttentionSplits {
   int steps_per_split = 1;
 };
 struct ClusterShape {
-  int heads = 0;   // 16, 32 or 64; 0: no cluster
-  int blocks = 0;  // 8 or 16
+  int heads = 0;   // 16, 32 or 64; 64 with 2 or 4 blocks; 0: no cluster
+  int blocks = 0;  // 2, 4, 8 or 16
 };
 struct SparseAttentionTile {
   AttentionPath path = AttentionPath::kPortable;
@@ -58,6 +58,7 @@ inline constexpr int kAttentionKeys = 64;   // keys of one step
 inline constexpr int kAttentionHeads = 64;  // heads of one thread block
 // Steps that fit the shared memory of a cluster's blocks.
 constexpr int MaxClusterSteps(const ClusterShape& shape) {
+  if (shape.blocks <= 4) return 10;
   if (shape.blocks == 8) return 11;
   return shape.heads == 64 ? 16 : 18;
 }
@@ -68,9 +69,11 @@ AttentionSplits ChooseAttentionSplits(int64_t max_keys);
 struct MaxClusters {
   int of16 = 0;
   int of8 = 0;
+  int of4 = 0;
+  int of2 = 0;
 };
-// The cluster with the fewest heads with which all clusters of the launch run at once; of several
-// the one with the most blocks. 0 heads where none does.
+// The fastest cluster with which all clusters of the launch run at once (docs/benchmarks.md, "Sparse
+// attention"). 0 heads where none does.
 ClusterShape ChooseAttentionCluster(int64_t num_tokens, int64_t num_heads, int64_t max_keys,
                                     const MaxClusters& max_clusters);
 int64_t SparseAttentionScratchBytes(int64_t num_tokens, int64_t num_heads, int64_t head_dim,

@@ -278,6 +278,7 @@ SparseAttentionArgs AttentionCase::Args() {
           .seq_slot = upload(device_ints, batch.seq_slot),
           .block_table = upload(device_ints, batch.block_table),
           .max_pages = batch.max_pages,
+          .old_rows = batch.num_tokens() == batch.num_seqs,
           .window = shape.window,
           .ring = ring.Upload(),
           .format = shape.format,

@@ -74,14 +74,16 @@ const std::vector<SeqPart> kPrefill = {{0, 5}, {120, 12}, {500, 3}, {2100, 4}};
 const SparseAttentionTile kPortable = {};
 const SparseAttentionTile kPrefillTile = {
     .path = AttentionPath::kPrefill, .split = {}, .cluster = {}};
-constexpr ClusterShape kClusters[] = {{16, 16}, {32, 16}, {64, 16}, {16, 8}, {32, 8}, {64, 8}};
+constexpr ClusterShape kClusters[] = {{16, 16}, {32, 16}, {64, 16}, {16, 8},
+                                      {32, 8},  {64, 8},  {64, 4},  {64, 2}};
 
 TEST(SparseAttentionTest, DecodeMatchesReference) {
   for (int64_t ratio : {0, 4, 128}) {
-    ExpectMatchesReference(kDecode, {.ratio = ratio},
-                           {kPortable, kPrefillTile, TensorCore(1, 64), TensorCore(3, 4),
-                            TensorCore(10, 1), Cluster(16, 16), Cluster(32, 16), Cluster(64, 16),
-                            Cluster(16, 8), Cluster(32, 8), Cluster(64, 8)});
+    ExpectMatchesReference(
+        kDecode, {.ratio = ratio},
+        {kPortable, kPrefillTile, TensorCore(1, 64), TensorCore(3, 4), TensorCore(10, 1),
+         Cluster(16, 16), Cluster(32, 16), Cluster(64, 16), Cluster(16, 8), Cluster(32, 8),
+         Cluster(64, 8), Cluster(64, 4), Cluster(64, 2)});
   }
 }
 
@@ -89,7 +91,7 @@ TEST(SparseAttentionTest, PrefillMatchesReference) {
   for (int64_t ratio : {0, 4, 128}) {
     ExpectMatchesReference(kPrefill, {.num_heads = 16, .ratio = ratio},
                            {kPortable, kPrefillTile, TensorCore(1, 64), TensorCore(2, 5),
-                            Cluster(16, 16), Cluster(16, 8)});
+                            Cluster(16, 16), Cluster(16, 8), Cluster(64, 4), Cluster(64, 2)});
   }
 }
 
@@ -105,7 +107,7 @@ TEST(SparseAttentionTest, AnyNumberOfHeadsMatchesReference) {
 TEST(SparseAttentionTest, SharpScoresMatchReference) {
   ExpectMatchesReference({{2100, 2}, {50, 1}}, {.query_factor = 30},
                          {kPortable, kPrefillTile, TensorCore(1, 64), TensorCore(4, 3),
-                          Cluster(16, 16), Cluster(16, 8)});
+                          Cluster(16, 16), Cluster(16, 8), Cluster(64, 4), Cluster(64, 2)});
 }
 
 TEST(SparseAttentionTest, LongDenseLayerMatchesReference) {
@@ -183,6 +185,31 @@ TEST(SparseAttentionTest, ClustersGiveTheBitsOfTheOtherKernel) {
   }
 }
 
+// Queries and latents that the kernel ahead writes; older rows are read before it ends.
+TEST(SparseAttentionTest, WaitsForTheKernelAhead) {
+  AttentionCase input(kDecode, {}, 13);
+  const SparseAttentionArgs ahead = input.Args();
+  for (const SparseAttentionTile& tile : {TensorCore(1, 64), kPrefillTile, Cluster(16, 16),
+                                          Cluster(32, 8), Cluster(64, 4), Cluster(64, 2)}) {
+    std::vector<std::vector<uint16_t>> results;
+    for (const bool wait : {true, false}) {
+      const DeviceArray<uint16_t> between(input.q.size());
+      const DeviceArray<uint16_t> out(input.q.size());
+      SparseAttentionArgs args = ahead;
+      args.out = between.data();
+      LaunchSparseAttention(args, TensorCore(1, 64), nullptr);
+      if (wait) CUDA_CHECK(cudaDeviceSynchronize());
+      args.q = between.data();
+      args.latents = between.data();
+      args.out = out.data();
+      LaunchSparseAttention(args, tile, nullptr);
+      CUDA_CHECK(cudaDeviceSynchronize());
+      results.push_back(out.Read());
+    }
+    EXPECT_EQ(results[0] == results[1], true) << "clusters of " << tile.cluster.blocks;
+  }
+}
+
 void ExpectDominantSinkGivesZeros(const std::vector<SparseAttentionTile>& tiles) {
   AttentionCase input({{700, 1}}, {}, 7);
   for (float& sink : input.sink) sink = 1e4f;
@@ -196,7 +223,11 @@ TEST(SparseAttentionTest, DominantSinkGivesZeros) {
 }
 
 TEST(SparseAttentionTest, DominantSinkInAClusterGivesZeros) {
-  ExpectDominantSinkGivesZeros({Cluster(32, 8)});
+  ExpectDominantSinkGivesZeros({Cluster(16, 16), Cluster(32, 8)});
+}
+
+TEST(SparseAttentionTest, DominantSinkInARelayGivesZeros) {
+  ExpectDominantSinkGivesZeros({Cluster(64, 2), Cluster(64, 4)});
 }
 
 }  // namespace

@@ -84,20 +84,23 @@ TEST(AttentionSplitsTest, CoverTheKeysInFixedSteps) {
   EXPECT_EQ(ChooseAttentionSplits(1152).splits, 1);
 }
 
-constexpr MaxClusters kMaxClusters = {.of16 = 7, .of8 = 15};
+constexpr MaxClusters kMaxClusters = {.of16 = 7, .of8 = 15, .of4 = 30, .of2 = 66};
 
-TEST(AttentionClusterTest, TakesTheFewestHeadsWithWhichAllClustersRun) {
+TEST(AttentionClusterTest, TakesAShapeOfWhichAllClustersRunAtOnce) {
   const auto choose = [](int64_t tokens, int64_t heads) {
     const ClusterShape shape = ChooseAttentionCluster(tokens, heads, 640, kMaxClusters);
     return std::pair(shape.heads, shape.blocks);
   };
   EXPECT_EQ(choose(1, 64), std::pair(16, 16));
-  EXPECT_EQ(choose(2, 64), std::pair(16, 8));
-  EXPECT_EQ(choose(3, 64), std::pair(16, 8));
+  EXPECT_EQ(choose(2, 64), std::pair(32, 16));
+  EXPECT_EQ(choose(3, 64), std::pair(32, 16));
   EXPECT_EQ(choose(4, 64), std::pair(32, 8));
   EXPECT_EQ(choose(8, 64), std::pair(64, 8));
-  EXPECT_EQ(choose(16, 64), std::pair(0, 0));
-  EXPECT_EQ(choose(1, 128), std::pair(16, 8));
+  EXPECT_EQ(choose(16, 64), std::pair(64, 4));
+  EXPECT_EQ(choose(32, 64), std::pair(64, 2));
+  EXPECT_EQ(choose(66, 64), std::pair(64, 2));
+  EXPECT_EQ(choose(67, 64), std::pair(0, 0));
+  EXPECT_EQ(choose(1, 128), std::pair(32, 16));
   EXPECT_EQ(ChooseAttentionCluster(1, 64, 640, {}).heads, 0);
 }
 

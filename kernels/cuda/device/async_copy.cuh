@@ -158,6 +158,16 @@ __device__ inline void CopyBox3(void* shared, const CUtensorMap* map, uint64_t* 
       : "memory");
 }
 
+// cp.async.bulk.tensor.4d, with what the L2 cache is to do with the data.
+__device__ inline void CopyBox4With(uint64_t policy, void* shared, const CUtensorMap* map,
+                                    uint64_t* barrier, int x, int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(SharedAddress(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+      : "memory");
+}
+
 // The stages of a ring of kStages buffers in the order of use. Who fills waits on the empty barrier
 // with parity ^ 1, who uses on the full barrier with parity.
 template <int kStages>
@@ -276,6 +286,10 @@ __device__ inline bool NamedBarrierAll(int id, int threads, bool condition) {
 __device__ inline void ClusterArrive() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
+// Without the order of writes: what this thread has read so far may be overwritten.
+__device__ inline void ClusterArriveRelaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
 __device__ inline void ClusterWait() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
@@ -296,6 +310,13 @@ __device__ inline void StoreAsync(uint32_t to, const float4& value, uint32_t bar
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
       "[%5];" ::"r"(to),
       "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+      : "memory");
+}
+__device__ inline void StoreAsync(uint32_t to, const uint32_t (&value)[4], uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3]), "r"(barrier)
       : "memory");
 }
 __device__ inline void StoreAsync(uint32_t to, float value, uint32_t barrier) {

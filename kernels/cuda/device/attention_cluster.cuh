@@ -16,6 +16,7 @@ template <int kClusterHeads, int kClusterBlocks>
 struct ClusterTile {
   static constexpr int kHeads = kClusterHeads;
   static constexpr int kBlocks = kClusterBlocks;
+  static constexpr int kMaxSteps = MaxClusterSteps({kHeads, kBlocks});
   static constexpr int kKeys = kAttentionKeys;
   static constexpr int kDims = kAttentionDims;
   static constexpr int kSlices = kDims / 64;
@@ -23,36 +24,38 @@ struct ClusterTile {
   static constexpr int kBlockDims = kDims / kBlocks;
   static constexpr int kValueRowBytes = 2 * kBlockDims;
   static constexpr int kRopeDims = kAttentionRopeDims;
-  static constexpr int kMaxSteps = MaxClusterSteps({kHeads, kBlocks});
-  static constexpr int kStepsEach = 2;
+  static constexpr int kStepsEach = (kMaxSteps + kBlocks - 1) / kBlocks;
+  static constexpr int kPieces = 2;  // of a step's dims: scores begin with the first
   static constexpr int kGroupThreads = 128;
   static constexpr int kThreads = 2 * kGroupThreads;
-  static constexpr int kEntriesPerThread = kMaxTopK / kThreads;
   static_assert(kBlockDims == 32 || kBlockDims == 64, "a value row of 64 or 128 bytes");
   static_assert(kHeads == 16 || kHeads == 32 || kHeads == 64);
-  static_assert(kMaxSteps <= kStepsEach * kBlocks);
+  static_assert(kStepsEach <= 2);
 };
+
+inline constexpr int kSharedPages = 768;  // of the block table
 
 template <typename Tile>
 struct alignas(1024) ClusterShared {
   union {
-    struct {
-      uint8_t keys[Tile::kStepsEach][Tile::kSlices][Tile::kSliceBytes];
-    } scoring;
-    struct {
-      uint8_t first_keys[Tile::kSlices][Tile::kSliceBytes];
-      uint8_t query[Tile::kSlices][Tile::kHeads * 128];  // until it is in registers
-    } begin;
-    StepResult<Tile::kHeads> results[Tile::kMaxSteps];  // once all blocks have their scores
+    uint8_t keys[Tile::kStepsEach][Tile::kSlices][Tile::kSliceBytes];
+    struct {  // once all blocks have their scores
+      StepResults<Tile::kHeads, Tile::kMaxSteps> results;
+      StepResults<Tile::kHeads, Tile::kStepsEach> own_results;  // copied from here
+    };
   };
-  uint8_t values[Tile::kMaxSteps]
-                [Tile::kKeys * Tile::kValueRowBytes];  // this block's dims of all keys
+  union {
+    // Until it is in registers.
+    alignas(1024) uint8_t query[Tile::kSlices][Tile::kHeads * 128];
+    uint8_t values[Tile::kMaxSteps][Tile::kKeys * Tile::kValueRowBytes];  // this block's dims
+  };
   const uint8_t* rows[Tile::kMaxSteps * Tile::kKeys];
-  JoinedStats<Tile::kHeads, Tile::kMaxSteps> joined;
+  int32_t pages[kSharedPages];
+  float inverse[Tile::kHeads];  // 1 / denominator
   float2 angles[Tile::kBlockDims / 2];
   uint64_t query_full;
   uint64_t query_taken;
-  uint64_t keys_full[Tile::kStepsEach];
+  uint64_t keys_full[Tile::kStepsEach][Tile::kPieces];
   uint64_t values_full;
   uint64_t results_full;
 };
@@ -75,62 +78,167 @@ __device__ inline ClusterWork FindWork(const SparseAttentionArgs& args) {
           .rank = static_cast<int>(RankInCluster())};
 }
 
-// Lists the rows of all keys and returns their number. By all threads; `keys` is what FindKeys
-// gave.
+// The sinks of rows r and r + 8 of this thread; rows beyond kHeads repeat the first ones.
 template <typename Tile>
-__device__ inline int ListRows(const SparseAttentionArgs& args, int64_t token, TokenKeys keys,
-                               const uint8_t** rows) {
+__device__ inline void LoadSinks(const SparseAttentionArgs& args, int first_head,
+                                 float (&sink)[2]) {
+  const int row = static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int head = first_head + (row + 8 * j) % Tile::kHeads;
+    sink[j] = head < args.num_heads ? args.sink[head] : -INFINITY;
+  }
+}
+
+// The entries from number `first` on, every kStride-th, -1 where there is none: the chosen ones, or
+// all.
+template <int kStride, int kCount>
+__device__ inline void LoadEntries(const SparseAttentionArgs& args, int64_t token,
+                                   const TokenKeys& keys, int first, int32_t (&entries)[kCount]) {
+  const int32_t* const chosen = args.top_entries + token * args.k;
+  const int count = args.ratio == 4 ? static_cast<int>(args.k) : keys.num_entries;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int at = first + i * kStride;
+    const bool present = at >= 0 && at < count;
+    entries[i] = present ? at : -1;
+    if (present && args.ratio == 4) entries[i] = chosen[at];
+  }
+}
+
+// The token's row of the block table, its beginning in shared memory: what was read before
+// WaitForPreviousKernel() is no longer in the L1 cache behind it.
+struct PageTable {
+  const int32_t* all;
+  const int32_t* shared;
+  __device__ int64_t Page(int number) const {
+    return number < kSharedPages ? shared[number] : all[number];
+  }
+};
+// By kThreads threads; for the likely sequence before `keys` is known.
+template <int kThreads>
+__device__ inline PageTable LoadPageTable(const SparseAttentionArgs& args, int64_t token,
+                                          const TokenKeys& keys, int32_t* shared) {
+  constexpr int kEach = kSharedPages / kThreads;
   const int thread = static_cast<int>(threadIdx.x);
-  int32_t entries[Tile::kEntriesPerThread];
+  const int32_t likely = LikelySequence(args, token);
+  int32_t pages[kEach];
 #pragma unroll
-  for (int i = 0; i < Tile::kEntriesPerThread; ++i) {
-    const int at = thread + i * Tile::kThreads;
-    entries[i] = args.ratio == 4 && at < args.k ? args.top_entries[token * args.k + at] : -1;
-  }
-  const int32_t* const pages = args.block_table + keys.seq * args.max_pages;
-#pragma unroll
-  for (int i = 0; i < Tile::kEntriesPerThread; ++i) {
-    if (entries[i] < 0) continue;
-    rows[keys.num_window + thread + i * Tile::kThreads] =
-        args.entries.payload + EntryLatentOffset(args, pages, entries[i]);
-  }
-  for (int i = thread; i < keys.num_window; i += Tile::kThreads) {
-    rows[i] = FindWindowLatent(args, keys, i);
-  }
-  for (int i = thread; i < keys.num_entries; i += Tile::kThreads) {
-    rows[keys.num_window + i] = args.entries.payload + EntryLatentOffset(args, pages, i);
+  for (int i = 0; i < kEach; ++i) {
+    const int at = thread + i * kThreads;
+    if (at < args.max_pages) pages[i] = args.block_table[likely * args.max_pages + at];
   }
 #pragma unroll
-  for (int i = 0; i < Tile::kEntriesPerThread; ++i) {
-    if (args.ratio == 4 && i * Tile::kThreads < args.k) {
-      keys.num_entries += __syncthreads_count(entries[i] >= 0);
+  for (int i = 0; i < kEach; ++i) {
+    const int at = thread + i * kThreads;
+    if (keys.seq != likely && at < args.max_pages) {
+      pages[i] = args.block_table[keys.seq * args.max_pages + at];
+    }
+    if (at < args.max_pages) shared[at] = pages[i];
+  }
+  return {args.block_table + keys.seq * args.max_pages, shared};
+}
+__device__ inline const uint8_t* FindEntryLatent(const SparseAttentionArgs& args,
+                                                 const PageTable& pages, int entry) {
+  const int shift = args.ratio == 4 ? 6 : 1;  // of 64 or 2 entries a page
+  return args.entries.payload + pages.Page(entry >> shift) * args.entries.payload_block_stride +
+         (entry & ((1 << shift) - 1)) * kLatentBytes;
+}
+
+// What a thread copies of a block's steps: bytes 16 (thread % 8) .. + 15 of all slices of rows
+// thread / 8 + kStride i of each; null where there is no key.
+template <typename Tile>
+struct OwnRows {
+  static constexpr int kStride = Tile::kThreads / 8;
+  static constexpr int kCount = Tile::kKeys / kStride;
+  const uint8_t* from[Tile::kStepsEach][kCount];
+};
+template <typename Tile>
+__device__ inline OwnRows<Tile> FindOwnRows(const SparseAttentionArgs& args, int64_t token,
+                                            int rank, const TokenKeys& keys,
+                                            const PageTable& pages) {
+  using Rows = OwnRows<Tile>;
+  int32_t entries[Tile::kStepsEach][Rows::kCount];
+  const auto first = [&](int turn) {
+    return (rank + turn * Tile::kBlocks) * Tile::kKeys + static_cast<int>(threadIdx.x) / 8;
+  };
+#pragma unroll
+  for (int turn = 0; turn < Tile::kStepsEach; ++turn) {
+    LoadEntries<Rows::kStride>(args, token, keys, first(turn) - keys.num_window, entries[turn]);
+  }
+  Rows rows;
+#pragma unroll
+  for (int turn = 0; turn < Tile::kStepsEach; ++turn) {
+#pragma unroll
+    for (int i = 0; i < Rows::kCount; ++i) {
+      const int index = first(turn) + i * Rows::kStride;
+      const int entry = entries[turn][i];
+      rows.from[turn][i] = nullptr;
+      if (index < keys.num_window) rows.from[turn][i] = FindWindowLatent(args, keys, index);
+      if (entry >= 0) rows.from[turn][i] = FindEntryLatent(args, pages, entry);
     }
   }
-  __syncthreads();
-  return keys.size();
+  return rows;
+}
+// All dims of the keys of one of a block's steps, piece by piece. By all threads.
+template <typename Tile, int kPiece = 0>
+__device__ inline void LoadOwnRows(const uint8_t* const (&from)[OwnRows<Tile>::kCount],
+                                   uint8_t* keys, uint64_t* full) {
+  if constexpr (kPiece < Tile::kPieces) {
+    constexpr int kPieceSlices = Tile::kSlices / Tile::kPieces;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int unit = thread % 8;
+    const uint32_t to = SharedAddress(keys) + thread / 8 * 128 + (unit ^ (thread / 8 % 8)) * 16;
+#pragma unroll
+    for (int i = 0; i < OwnRows<Tile>::kCount; ++i) {
+      if (from[i] == nullptr) continue;
+      CopyLatentSlices<(kPiece + 1) * kPieceSlices, kPiece * kPieceSlices>(
+          from[i] + unit * 16, to + i * OwnRows<Tile>::kStride * 128, kEvictFirst);
+    }
+    CopyAsyncArrive(&full[kPiece]);
+    LoadOwnRows<Tile, kPiece + 1>(from, keys, full);
+  }
+}
+
+// Lists the rows of all keys. By kListThreads threads; entry i of `entries` is number
+// thread + kListThreads i, -1 where there is none.
+template <int kListThreads, int kCount>
+__device__ inline void ListRows(const SparseAttentionArgs& args, const TokenKeys& keys,
+                                const PageTable& pages, const int32_t (&entries)[kCount],
+                                const uint8_t** rows) {
+  const int thread = static_cast<int>(threadIdx.x) % kListThreads;
+  for (int i = thread; i < keys.num_window; i += kListThreads) {
+    rows[i] = FindWindowLatent(args, keys, i);
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (entries[i] < 0) continue;
+    rows[keys.num_window + thread + i * kListThreads] = FindEntryLatent(args, pages, entries[i]);
+  }
+}
+
+// The token's keys, window and entries. Chosen entries are counted by a warp, in two looks: at the
+// last of every part, which LoadPartEnd begins, then, if some are missing, into the first such
+// part.
+inline constexpr int kCountPart = kMaxTopK / 32;
+__device__ inline int32_t LoadPartEnd(const SparseAttentionArgs& args, int64_t token) {
+  if (args.ratio != 4) return 0;
+  const int last = (static_cast<int>(threadIdx.x % 32) + 1) * kCountPart - 1;
+  return args.top_entries[token * args.k + min(last, static_cast<int>(args.k) - 1)];
+}
+__device__ inline int CountKeys(const SparseAttentionArgs& args, int64_t token,
+                                const TokenKeys& keys, int32_t part_end) {
+  if (args.ratio != 4) return keys.size();
+  const int full_parts = __popc(__ballot_sync(~0u, part_end >= 0));
+  if (full_parts == 32) return keys.num_window + static_cast<int>(args.k);
+  const int at = full_parts * kCountPart + static_cast<int>(threadIdx.x % 32);
+  const bool present = at < args.k && args.top_entries[token * args.k + at] >= 0;
+  return keys.num_window + full_parts * kCountPart + __popc(__ballot_sync(~0u, present));
 }
 
 // The row of key `index`; the first one for a missing key, whose probability is 0.
 __device__ inline const uint8_t* RowOf(const uint8_t* const* rows, int num_keys, int index) {
   return rows[index < num_keys ? index : 0];
-}
-
-// All dims of the keys of one step, by kCopyThreads threads, which arrive at `full`. Thread t has
-// bytes 16 (t % 8) .. + 15 of all slices of rows t / 8 + kCopyThreads / 8 i.
-template <int kCopyThreads>
-__device__ inline void LoadKeys(const uint8_t* const* rows, int num_keys, int step, uint64_t policy,
-                                uint8_t* keys, uint64_t* full) {
-  const int thread = static_cast<int>(threadIdx.x) % kCopyThreads;
-  const int first_row = thread / 8;
-  const int unit = thread % 8;
-  const uint32_t to = SharedAddress(keys) + (unit ^ (first_row % 8)) * 16;
-#pragma unroll
-  for (int i = 0; i < kAttentionKeys; i += kCopyThreads / 8) {
-    const int row = first_row + i;
-    CopyLatentSlices(RowOf(rows, num_keys, step * kAttentionKeys + row) + unit * 16, to + row * 128,
-                     policy);
-  }
-  CopyAsyncArrive(full);
 }
 
 // This block's dims of all keys, by the second warpgroup.
@@ -141,7 +249,7 @@ __device__ inline void LoadValues(int num_keys, int num_steps, int rank,
   constexpr int kRowsOfSwizzle = 8 / kUnits;         // that share one turn of it
   const int thread = static_cast<int>(threadIdx.x % Tile::kGroupThreads);
   const int unit = thread % kUnits;
-#pragma unroll 4
+#pragma unroll 8
   for (int key = thread / kUnits; key < num_steps * Tile::kKeys;
        key += Tile::kGroupThreads / kUnits) {
     const uint32_t to = SharedAddress(shared.values) + key * Tile::kValueRowBytes +

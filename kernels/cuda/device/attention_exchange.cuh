@@ -12,19 +12,16 @@
 // of some steps of 64 keys, all need those of all steps.
 namespace lodestone::cuda {
 
-// Probabilities of one step, rows swizzled like a row tile of wgmma, and the statistics of its
-// rows: reference and sum.
-template <int kHeads>
-struct StepResult {
-  uint8_t probs[kHeads * 128];
-  float2 stats[kHeads];
-};
-
-// How a step's probabilities meet the references of all steps.
+// Probabilities of all steps and the statistics of their rows, each where the lane finds it that
+// needs it: the words of an A operand (device/wgmma.cuh), reference and sum of rows r and r + 8.
 template <int kHeads, int kMaxSteps>
-struct JoinedStats {
-  uint32_t factors[kMaxSteps][kHeads];  // bf16 x 2
-  float inverse[kHeads];                // 1 / denominator
+struct StepResults {
+  static constexpr int kTiles = kHeads / 16;   // of 16 heads; warp w of a warpgroup has w % kTiles
+  static constexpr int kTileBytes = 16 * 128;  // 64 keys each
+  static constexpr int kStepBytes = kTiles * (kTileBytes + 8 * static_cast<int>(sizeof(float4)));
+  uint4 probs[kMaxSteps][kTiles][4][32];  // [step][tile][16 keys][lane]
+  float4 stats[kMaxSteps][kTiles][8];     // [step][tile][r]
+  __device__ static int Tile() { return static_cast<int>(threadIdx.x % 128 / 32) % kTiles; }
 };
 
 // Queries of up to 64 heads, [8 slices of 64 dims][kHeads] rows of 128 bytes, as A operands; rows
@@ -41,114 +38,193 @@ __device__ inline void LoadHeadQuery(const void* slices, HeadQuery& query) {
   }
 }
 
-// scores[64 heads, 64 keys]; `keys` [8 slices of 64 dims][64] rows of 128 bytes. By a warpgroup.
-__device__ inline void ScoreStep(const HeadQuery& query, const void* keys, float (&scores)[32]) {
+// scores[64 heads, 64 keys]; `keys` [8 slices of 64 dims][64] rows of 128 bytes, which come in
+// kPieces parts of the dims: `full` has a barrier for each. By a warpgroup.
+template <int kPieces>
+__device__ inline void ScoreStep(const HeadQuery& query, const void* keys, uint64_t* full,
+                                 uint32_t parity, float (&scores)[32]) {
+  constexpr int kProducts = 32 / kPieces;
   const uint64_t base = RowTileDescriptor(SharedAddress(keys));
-  WgmmaFence();
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    WgmmaRegisterA(scores, query[i], AdvanceTile(base, i / 4 * (64 * 128) + i % 4 * 32), i != 0);
+  for (int piece = 0; piece < kPieces; ++piece) {
+    BarrierWait(&full[piece], parity);
+    SharedProxyFence();
+    WgmmaFence();
+#pragma unroll
+    for (int i = piece * kProducts; i < (piece + 1) * kProducts; ++i) {
+      WgmmaRegisterA(scores, query[i], AdvanceTile(base, i / 4 * (64 * 128) + i % 4 * 32), i != 0);
+    }
+    WgmmaCommit();
   }
-  WgmmaCommit();
   WgmmaWait<0>();
   HoldRegisters(scores);
 }
 
-// By a warpgroup.
-template <int kHeads>
-__device__ inline void StoreResult(const uint32_t (&probs)[4][4], const RowStats& stats,
-                                   StepResult<kHeads>& result) {
+// Stores a step's result as number `at` of `results`. By a warpgroup.
+template <int kHeads, int kSteps>
+__device__ inline void StoreResult(const uint32_t (&probs)[4][4], const RowStats& stats, int at,
+                                   StepResults<kHeads, kSteps>& results) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int first_row = static_cast<int>(threadIdx.x % 128 / 32) * 16;
-  const int row = first_row + lane % 16;
-  if (first_row < kHeads) {
+  const int tile = static_cast<int>(threadIdx.x % 128 / 32);
+  if (tile >= results.kTiles) return;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int unit = (2 * i + lane / 16) ^ (row % 8);
-      StoreMatrices(SharedAddress(result.probs) + row * 128 + unit * 16, probs[i][0], probs[i][1],
-                    probs[i][2], probs[i][3]);
+  for (int i = 0; i < 4; ++i) {
+    results.probs[at][tile][i][lane] = {probs[i][0], probs[i][1], probs[i][2], probs[i][3]};
+  }
+  if (lane % 4 == 0) {
+    results.stats[at][tile][lane / 4] = {stats.reference[0], stats.sum[0], stats.reference[1],
+                                         stats.sum[1]};
+  }
+}
+// Copies number `at` of a block's own to the results of all other blocks, where it counts for
+// `full`. By a warpgroup that has met at a barrier since, each thread behind SharedProxyFence().
+template <int kBlocks, int kHeads, int kOwnSteps, int kMaxSteps>
+__device__ inline void CopyResult(const StepResults<kHeads, kOwnSteps>& own, int at, int rank,
+                                  int step, const StepResults<kHeads, kMaxSteps>& results,
+                                  const uint64_t* full) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int turn = static_cast<int>(threadIdx.x % 128 / 32) + lane / 2 * 4;
+  if (turn >= kBlocks - 1) return;
+  const int peer = (rank + 1 + turn) % kBlocks;  // each begins with another one
+  const uint32_t barrier = ClusterAddress(full, peer);
+  if (lane % 2 == 0) {
+    CopyToPeer(ClusterAddress(results.probs[step], peer), own.probs[at], sizeof(own.probs[at]),
+               barrier);
+  } else {
+    CopyToPeer(ClusterAddress(results.stats[step], peer), own.stats[at], sizeof(own.stats[at]),
+               barrier);
+  }
+}
+
+// The same for few blocks, from registers to all kBlocks, this one too. By a warpgroup; the warps
+// that have the same heads share the blocks.
+template <int kBlocks, int kHeads, int kMaxSteps>
+__device__ inline void SendResult(const uint32_t (&probs)[4][4], const RowStats& stats, int rank,
+                                  int step, const StepResults<kHeads, kMaxSteps>& results,
+                                  const uint64_t* full) {
+  using Results = StepResults<kHeads, kMaxSteps>;
+  constexpr int kSenders = 4 / Results::kTiles;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int tile = Results::Tile();
+  const float4 row_stats = {stats.reference[0], stats.sum[0], stats.reference[1], stats.sum[1]};
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x % 128 / 32) / Results::kTiles; i < kBlocks;
+       i += kSenders) {
+    const int peer = (i + rank) % kBlocks;  // each begins with another one
+    const uint32_t barrier = ClusterAddress(full, peer);
+    const uint32_t to = ClusterAddress(&results.probs[step][tile][0][lane], peer);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      StoreAsync(to + j * static_cast<uint32_t>(sizeof(results.probs[0][0][0])), probs[j], barrier);
     }
     if (lane % 4 == 0) {
-      result.stats[first_row + lane / 4] = {stats.reference[0], stats.sum[0]};
-      result.stats[first_row + lane / 4 + 8] = {stats.reference[1], stats.sum[1]};
+      StoreAsync(ClusterAddress(&results.stats[step][tile][lane / 4], peer), row_stats, barrier);
+    }
+  }
+}
+
+// Rows r and r + 8 of this thread over all steps: what sparse_attention_blocks.cu finds step by
+// step. Some steps at a time, so that their loads overlap.
+inline constexpr int kStepsAtOnce = 5;
+struct RowReferences {
+  float reference[2];
+};
+template <int kHeads, int kMaxSteps>
+__device__ inline float4 StatsOf(const StepResults<kHeads, kMaxSteps>& results, int num_steps,
+                                 int step) {
+  if (step >= num_steps) return {-INFINITY, 0, -INFINITY, 0};
+  return results.stats[step][results.Tile()][threadIdx.x % 32 / 4];
+}
+template <int kHeads, int kMaxSteps>
+__device__ inline RowReferences JoinReferences(const StepResults<kHeads, kMaxSteps>& results,
+                                               int num_steps) {
+  RowReferences rows = {{-INFINITY, -INFINITY}};
+#pragma unroll 1
+  for (int first = 0; first < num_steps; first += kStepsAtOnce) {
+#pragma unroll
+    for (int i = 0; i < kStepsAtOnce; ++i) {
+      const float4 stats = StatsOf(results, num_steps, first + i);
+      rows.reference[0] = fmaxf(rows.reference[0], stats.x);
+      rows.reference[1] = fmaxf(rows.reference[1], stats.z);
+    }
+  }
+  return rows;
+}
+// 1 / denominator of these rows.
+template <int kHeads, int kMaxSteps>
+__device__ inline void JoinSums(const StepResults<kHeads, kMaxSteps>& results, int num_steps,
+                                const RowReferences& rows, const float (&sink)[2],
+                                float (&inverse)[2]) {
+  float sums[2] = {};
+#pragma unroll 1
+  for (int first = 0; first < num_steps; first += kStepsAtOnce) {
+#pragma unroll
+    for (int i = 0; i < kStepsAtOnce; ++i) {
+      const float4 stats = StatsOf(results, num_steps, first + i);
+      sums[0] = fmaf(stats.y, PowerOfTwo(stats.x - rows.reference[0]), sums[0]);
+      sums[1] = fmaf(stats.w, PowerOfTwo(stats.z - rows.reference[1]), sums[1]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    inverse[i] = InverseDenominator(sums[i], SinkTerm(sink[i], rows.reference[i]));
+  }
+}
+
+// The A operands of one step: its probabilities with the references of all steps. By a warp that
+// has the step's tile of heads; rows beyond kHeads repeat the first ones.
+template <int kHeads, int kMaxSteps>
+__device__ inline void LoadProbabilities(const StepResults<kHeads, kMaxSteps>& results, int step,
+                                         const RowReferences& rows, uint32_t (&probs)[4][4]) {
+  const int tile = results.Tile();
+  const float4 stats = results.stats[step][tile][threadIdx.x % 32 / 4];
+  const float powers[2] = {PowerOfTwo(stats.x - rows.reference[0]),
+                           PowerOfTwo(stats.z - rows.reference[1])};
+  const uint32_t factors[2] = {PackBf16(powers[0], powers[0]), PackBf16(powers[1], powers[1])};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint4 words = results.probs[step][tile][i][threadIdx.x % 32];
+    probs[i][0] = MultiplyBf16x2(words.x, factors[0]);
+    probs[i][1] = MultiplyBf16x2(words.y, factors[1]);
+    probs[i][2] = MultiplyBf16x2(words.z, factors[0]);
+    probs[i][3] = MultiplyBf16x2(words.w, factors[1]);
+  }
+}
+
+// Brings the probabilities of all steps to the references of all, in their place but as row tiles
+// of wgmma: a step has kHeads rows of 128 bytes. By a warpgroup; the warps that have the same heads
+// share the steps.
+template <int kHeads, int kMaxSteps>
+__device__ inline void ScaleProbabilities(StepResults<kHeads, kMaxSteps>& results, int num_steps,
+                                          const RowReferences& rows) {
+  using Results = StepResults<kHeads, kMaxSteps>;
+  constexpr int kAtOnce = 3;
+  constexpr int kSharers = 4 / Results::kTiles;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int row = lane % 16;
+#pragma unroll 1
+  for (int first = static_cast<int>(threadIdx.x % 128 / 32) / Results::kTiles; first < num_steps;
+       first += kAtOnce * kSharers) {
+    uint32_t probs[kAtOnce][4][4];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int step = first + i * kSharers;
+      LoadProbabilities(results, step < num_steps ? step : first, rows, probs[i]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int step = first + i * kSharers;
+      if (step >= num_steps) break;
+      const uint32_t to = SharedAddress(results.probs[step][results.Tile()]) + row * 128;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        StoreMatrices(to + ((2 * j + lane / 16) ^ (row % 8)) * 16, probs[i][j][0], probs[i][j][1],
+                      probs[i][j][2], probs[i][j][3]);
+      }
     }
   }
   SharedProxyFence();
-}
-
-// To the same place in all other blocks, where it completes on `full`. By a warpgroup that has
-// stored the result and met at a barrier: one thread of each warp sends.
-template <int kHeads>
-__device__ inline void SendResult(const StepResult<kHeads>& result, uint64_t* full, int rank,
-                                  int blocks) {
-  if (threadIdx.x % 32 != 0) return;
-  for (int peer = static_cast<int>(threadIdx.x % 128 / 32); peer < blocks; peer += 4) {
-    if (peer == rank) continue;
-    CopyToPeer(ClusterAddress(&result, peer), &result, sizeof(result), ClusterAddress(full, peer));
-  }
-}
-
-// The references of head `row` in all steps; what they have in common is returned.
-template <int kHeads, int kMaxSteps>
-__device__ inline float LoadReferences(const StepResult<kHeads>* results, int num_steps, int row,
-                                       float (&references)[kMaxSteps]) {
-  float reference = -INFINITY;
-#pragma unroll
-  for (int step = 0; step < kMaxSteps; ++step) {
-    references[step] = step < num_steps ? results[step].stats[row].x : -INFINITY;
-    reference = fmaxf(reference, references[step]);
-  }
-  return reference;
-}
-
-// Head `row` over all steps: what sparse_attention_blocks.cu finds step by step.
-template <int kHeads, int kMaxSteps>
-__device__ inline void JoinFactors(const StepResult<kHeads>* results, int num_steps, int row,
-                                   JoinedStats<kHeads, kMaxSteps>& joined) {
-  float references[kMaxSteps];
-  const float reference = LoadReferences(results, num_steps, row, references);
-#pragma unroll
-  for (int step = 0; step < kMaxSteps; ++step) {
-    if (step >= num_steps) break;
-    const float power = PowerOfTwo(references[step] - reference);
-    joined.factors[step][row] = PackBf16(power, power);
-  }
-}
-template <int kHeads, int kMaxSteps>
-__device__ inline void JoinSums(const StepResult<kHeads>* results, int num_steps, int row,
-                                float sink, JoinedStats<kHeads, kMaxSteps>& joined) {
-  float references[kMaxSteps];
-  const float reference = LoadReferences(results, num_steps, row, references);
-  float sum = 0;
-#pragma unroll
-  for (int step = 0; step < kMaxSteps; ++step) {
-    if (step >= num_steps) break;
-    sum = fmaf(results[step].stats[row].y, PowerOfTwo(references[step] - reference), sum);
-  }
-  joined.inverse[row] = InverseDenominator(sum, SinkTerm(sink, reference));
-}
-
-// The A operands of one step: its probabilities with the references of all steps; zeros if it is
-// not `present`. By a warpgroup; rows beyond kHeads repeat the first ones.
-template <int kHeads>
-__device__ inline void LoadProbabilities(const StepResult<kHeads>& result,
-                                         const uint32_t (&factors)[kHeads], bool present,
-                                         uint32_t (&probs)[4][4]) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int first_row = static_cast<int>(threadIdx.x % 128 / 32) * 16;
-  const int row = (first_row + lane % 16) % kHeads;
-  const uint32_t from = SharedAddress(result.probs) + row * 128;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    LoadMatrices(probs[i], from + ((2 * i + lane / 16) ^ (row % 8)) * 16);
-  }
-  const uint32_t factor[2] = {factors[(first_row + lane / 4) % kHeads],
-                              factors[(first_row + lane / 4 + 8) % kHeads]};
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    uint32_t& word = probs[i / 4][i % 4];
-    word = present ? MultiplyBf16x2(word, factor[i % 2]) : 0;
-  }
 }
 
 }  // namespace lodestone::cuda

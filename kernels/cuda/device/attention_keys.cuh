@@ -27,14 +27,26 @@ struct TokenKeys {
   __device__ int size() const { return num_window + num_entries; }
 };
 
+// Where a token's sequence may be looked up before its number is known: in the batch of one token a
+// sequence the token's own number is likely, and its rows exist.
+__device__ inline int32_t LikelySequence(const SparseAttentionArgs& args, int64_t token) {
+  return static_cast<int32_t>(args.old_rows ? args.first_token + token : 0);
+}
+
 // Of one token; `num_entries` is 0 under ratio 4, where top_entries must be counted.
 __device__ inline TokenKeys FindKeys(const SparseAttentionArgs& args, int64_t token) {
   TokenKeys keys;
+  const int32_t likely = LikelySequence(args, token);
+  int32_t first = args.seq_first[likely];
+  keys.slot = args.seq_slot[likely];
   keys.position = args.positions[token];
   keys.seq = args.token_seq[token];
-  keys.first_token = args.seq_first[keys.seq] - static_cast<int32_t>(args.first_token);
+  if (keys.seq != likely) {
+    first = args.seq_first[keys.seq];
+    keys.slot = args.seq_slot[keys.seq];
+  }
+  keys.first_token = first - static_cast<int32_t>(args.first_token);
   keys.first_position = keys.position - (static_cast<int32_t>(token) - keys.first_token);
-  keys.slot = args.seq_slot[keys.seq];
   keys.num_window = min(static_cast<int>(args.window), keys.position + 1);
   keys.num_entries = args.ratio == 128 ? (keys.position + 1) / 128 : 0;
   keys.first_row = (keys.position - keys.num_window + 1) % static_cast<int>(args.window);

@@ -56,42 +56,40 @@ __device__ inline void ListSplit(const SparseAttentionArgs& args, const Attentio
   }
 }
 
-// The list of a block's first item, by all threads: nothing else is to be done until it is there.
-// `keys` is what FindKeys gave.
+// The entries of a block's first item, by the computing warpgroups, which have nothing else to do
+// yet. `keys` is what FindKeys gave; list.keys is there, list.num_chosen 0. All arrive at
+// `list_full`.
 __device__ inline void ListFirstItem(const SparseAttentionArgs& args, const AttentionSplits& split,
                                      const AttentionItem& item, const TokenKeys& keys,
-                                     ItemList& list) {
-  constexpr int kEntriesEach = kMaxTopK / AttentionTile::kThreads;
+                                     ItemList& list, uint64_t* list_full) {
+  constexpr int kEntriesEach = (kMaxTopK + kComputeThreads - 1) / kComputeThreads;
   const int thread = static_cast<int>(threadIdx.x);
   if (args.ratio == 4) {
     const int32_t* const pages = args.block_table + keys.seq * args.max_pages;
     int32_t entries[kEntriesEach];
 #pragma unroll
     for (int i = 0; i < kEntriesEach; ++i) {
-      const int at = thread + i * AttentionTile::kThreads;
+      const int at = thread + i * kComputeThreads;
       entries[i] = at < args.k ? args.top_entries[int64_t{item.token} * args.k + at] : -1;
     }
     int count = 0;
 #pragma unroll
     for (int i = 0; i < kEntriesEach; ++i) {
       if (entries[i] >= 0) {
-        list.entry_offsets[thread + i * AttentionTile::kThreads] =
+        list.entry_offsets[thread + i * kComputeThreads] =
             static_cast<uint32_t>(EntryLatentOffset(args, pages, entries[i]) / 16);
       }
-      count += __syncthreads_count(entries[i] >= 0);
+      count += __popc(__ballot_sync(~0u, entries[i] >= 0));
     }
-    if (thread == 0) list.num_chosen = count;
+    if (thread % 32 == 0) atomicAdd(&list.num_chosen, count);
   } else if (args.ratio == 128) {
-    ListSplit<AttentionTile::kThreads>(args, split, item.split, keys, list);
+    ListSplit<kComputeThreads>(args, split, item.split, keys, list);
   }
-  if (thread == 0) list.keys = keys;
-  if (thread < AttentionTile::kRopeDims / 2) {
-    list.angles[thread] = RopeAngle(keys.position, args.freqs[thread]);
-  }
-  __syncthreads();
+  BarrierArrive(list_full);
 }
 
-// The listing warp: what to load and compute for every item but the first. The loads that lead to
+// The listing warp: what to load and compute for every item; of the first it lists no entries. The
+// loads that lead to
 // the entries' rows are queued before any key of the item is: behind keys they take several times
 // as long.
 __device__ inline void ListItems(const SparseAttentionArgs& args, const AttentionSplits& split,
@@ -101,7 +99,9 @@ __device__ inline void ListItems(const SparseAttentionArgs& args, const Attentio
   for (int number = blockIdx.x; number < NumItems(args, split.splits); number += gridDim.x) {
     const bool listed = number == static_cast<int>(blockIdx.x);
     if (listed) {
+      ItemList& list = shared.lists[slot.index];
       if (lane == 0) BarrierArrive(&shared.keys_found[slot.index]);
+      list.angles[lane] = RopeAngle(list.keys.position, args.freqs[lane]);
       BarrierArrive(&shared.list_full[slot.index]);
       slot.Advance();
       continue;
@@ -132,6 +132,7 @@ __device__ inline void ListItems(const SparseAttentionArgs& args, const Attentio
       ListSplit<32>(args, split, item.split, keys, list);
     }
     list.angles[lane] = RopeAngle(keys.position, args.freqs[lane]);
+    if (lane == 0) BarrierArrive(&shared.list_full[slot.index], kComputeThreads);
     BarrierArrive(&shared.list_full[slot.index]);
     slot.Advance();
   }
@@ -145,18 +146,17 @@ __device__ inline const uint8_t* FindRow(const SparseAttentionArgs& args, const 
          uint64_t{16} * list.entry_offsets[index - list.keys.num_window - first_entry];
 }
 
-// The keys of one step to a stage. Where there is none, the step's first takes its place; its
-// probability is 0. The gathering warps take turns with groups of 4 rows; lane l has bytes
-// 16 (l % 8) .. + 15 of all slices of row l / 8 of a group.
+// The keys of one step to a stage, but none with number `end_row` or above. Where there is none,
+// the step's first takes its place; its probability is 0. The gathering warps take turns with
+// groups of 4 rows; lane l has bytes 16 (l % 8) .. + 15 of all slices of row l / 8 of a group.
 __device__ inline void CopyKeys(const SparseAttentionArgs& args, const ItemList& list,
-                                int first_entry, const ItemSteps& steps, uint64_t policy,
-                                uint8_t* stage) {
+                                int first_entry, const ItemSteps& steps, int end_row,
+                                uint64_t policy, uint8_t* stage) {
   const int warp = threadIdx.x % AttentionTile::kGroupThreads / 32;
   const int unit = threadIdx.x % 8;
   const int first_key = steps.step * AttentionTile::kKeys;
 #pragma unroll 2
-  for (int row = warp * AttentionTile::kRowsAtOnce + threadIdx.x % 32 / 8;
-       row < AttentionTile::kKeys;
+  for (int row = warp * AttentionTile::kRowsAtOnce + threadIdx.x % 32 / 8; row < end_row;
        row += AttentionTile::kGatherWarps * AttentionTile::kRowsAtOnce) {
     const int index = first_key + row;
     const uint8_t* const from =
@@ -174,10 +174,38 @@ __device__ inline void CopyQuery(const CUtensorMap& query_map, const AttentionIt
     return;
   }
   BarrierArriveExpect(&shared.full[stage], AttentionTile::kStageBytes);
-  for (int i = 0; i < AttentionTile::kSlices; ++i) {
-    CopyBox3With(policy, shared.stages[stage][i], &query_map, &shared.full[stage], i * 64,
-                 item.head, item.token);
+  CopyBox4With(policy, shared.stages[stage], &query_map, &shared.full[stage], 0, item.head, 0,
+               item.token);
+}
+
+// Begins with the older rows of the first item's window, as many whole steps as there are stages
+// besides that of the queries; their number.
+__device__ inline int CopyOldKeys(const SparseAttentionArgs& args, const AttentionSplits& split,
+                                  uint64_t policy, AttentionShared& shared) {
+  if (!args.old_rows || split.splits > 1) return 0;
+  const ItemList& list = shared.lists[0];
+  const int whole_steps = list.keys.num_window / AttentionTile::kKeys;
+  const int end_step = min(whole_steps, AttentionTile::kStages - 1);
+  const int own = list.keys.num_window - 1;  // the token's own latent is new
+  for (int step = 0; step < end_step; ++step) {
+    const int end_row = min(own - step * AttentionTile::kKeys, AttentionTile::kKeys);
+    CopyKeys(args, list, 0, {.step = step, .num_keys = own}, end_row, policy,
+             shared.stages[1 + step][0]);
   }
+  return end_step;
+}
+
+// The row of these steps that CopyOldKeys has left out. By the first lanes.
+__device__ inline void CopyOwnKey(const SparseAttentionArgs& args, int steps_begun, uint64_t policy,
+                                  AttentionShared& shared) {
+  const ItemList& list = shared.lists[0];
+  const int own = list.keys.num_window - 1;
+  const int row = own % AttentionTile::kKeys;
+  const int unit = static_cast<int>(threadIdx.x % AttentionTile::kGroupThreads);
+  if (own >= steps_begun * AttentionTile::kKeys || unit >= 8) return;
+  uint8_t* const stage = shared.stages[1 + own / AttentionTile::kKeys][0];
+  CopyLatentSlices(FindWindowLatent(args, list.keys, own) + unit * 16,
+                   SharedAddress(stage) + row * 128 + (unit ^ row % 8) * 16, policy);
 }
 
 // The gathering warps: for each item its queries, then the keys of all steps.
@@ -186,6 +214,9 @@ __device__ inline void GatherItems(const SparseAttentionArgs& args, const Attent
                                    AttentionShared& shared) {
   RingStage<2> slot;
   RingStage<AttentionTile::kStages> stage;
+  const int steps_begun = CopyOldKeys(args, split, policy.keys, shared);
+  WaitForPreviousKernel();
+  CopyOwnKey(args, steps_begun, policy.keys, shared);
   for (int number = blockIdx.x; number < NumItems(args, split.splits); number += gridDim.x) {
     const ItemList& list = shared.lists[slot.index];
     // A single split is never empty: a token attends to itself.
@@ -201,7 +232,10 @@ __device__ inline void GatherItems(const SparseAttentionArgs& args, const Attent
         args.ratio == 128 ? max(steps.step * AttentionTile::kKeys - list.keys.num_window, 0) : 0;
     while (steps.step < steps.end_step) {
       BarrierWait(&shared.empty[stage.index], stage.parity ^ 1);
-      CopyKeys(args, list, first_entry, steps, policy.keys, shared.stages[stage.index][0]);
+      if (steps.step >= steps_begun || number != static_cast<int>(blockIdx.x)) {
+        CopyKeys(args, list, first_entry, steps, AttentionTile::kKeys, policy.keys,
+                 shared.stages[stage.index][0]);
+      }
       CopyAsyncArrive(&shared.full[stage.index]);
       stage.Advance();
       if (++steps.step == steps.end_step && !steps.listed) {
