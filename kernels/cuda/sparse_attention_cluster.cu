@@ -115,27 +115,32 @@ __device__ void StoreDims(const SparseAttentionArgs& args, const ClusterWork& wo
   }
 }
 
-// Stores the results of this block's steps, twice, since their place among all changes once all
-// have come, and sends them to all other blocks. By the first warpgroup.
+// Sends the results of this block's steps to all other blocks and stores them here, twice: their
+// place among all changes once all have come. By the first warpgroup.
 template <typename Tile>
 __device__ void ShareSteps(int num_steps, int rank, const OwnSteps<Tile>& own,
                            ClusterShared<Tile>& shared) {
   int received = num_steps;
 #pragma unroll
   for (int turn = 0; turn < Tile::kStepsEach; ++turn) {
-    const int step = rank + turn * Tile::kBlocks;
-    if (step >= num_steps) break;
+    if (rank + turn * Tile::kBlocks >= num_steps) break;
     --received;
     StoreResult(own.probs[turn], own.stats[turn], turn, shared.own_results);
-    StoreResult(own.probs[turn], own.stats[turn], step, shared.results);
   }
   SharedProxyFence();
   NamedBarrierSync(kStored, Tile::kGroupThreads);
+#pragma unroll
   for (int turn = 0; turn < Tile::kStepsEach; ++turn) {
     const int step = rank + turn * Tile::kBlocks;
     if (step >= num_steps) break;
     CopyResult<Tile::kBlocks>(shared.own_results, turn, rank, step, shared.results,
                               &shared.results_full);
+  }
+#pragma unroll
+  for (int turn = 0; turn < Tile::kStepsEach; ++turn) {
+    const int step = rank + turn * Tile::kBlocks;
+    if (step >= num_steps) break;
+    StoreResult(own.probs[turn], own.stats[turn], step, shared.results);
   }
   if (threadIdx.x == 0) {
     BarrierArriveExpect(&shared.results_full, received * decltype(shared.results)::kStepBytes);
