@@ -5,11 +5,11 @@
 // Thread blocks stay and take items in turn; an item is one token and 64 heads, 64 keys a step.
 // Four warpgroups: the first keeps the queries in registers and computes scores and probabilities;
 // the second and third add up the dims 0..255 and 256..511 of the output; the fourth loads: one
-// warp finds rows four steps ahead, three gather them into a ring of three stages. Keys serve as K
+// warp finds rows two steps ahead, three gather them into a ring of three stages. Keys serve as K
 // and, read by their columns, as V.
 //
 // Bound by products: 131,072 FLOP a key at 64 heads; the gather takes three quarters as long.
-// Measured on an H200 with 64 heads: 0.68 of the bound with 640 keys, 0.74 with 1,152
+// Measured on an H200 with 64 heads: 0.73 of the bound with 640 keys, 0.79 with 1,152
 // (docs/benchmarks.md says where the time goes).
 
 #include <algorithm>

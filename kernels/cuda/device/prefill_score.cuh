@@ -60,29 +60,32 @@ __device__ inline void QueuePrefillScores(const PrefillQuery& query, const uint8
   WgmmaCommit();
 }
 
-// A step's probabilities and factors to the warpgroups of the values.
-__device__ inline void PassStep(const StepProbabilities& step, PrefillShared& shared) {
+// Scores of a step become probabilities and factors in shared memory.
+__device__ inline void StoreStep(float (&scores)[32], int keys, float scale, int turn,
+                                 PrefillStats& stats, StepSums& step, PrefillShared& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int first_row = static_cast<int>(threadIdx.x % PrefillTile::kGroupThreads / 32) * 16;
   const int to_row = first_row + lane % 16;
-  const uint32_t to = SharedAddress(shared.probs) + to_row * 128;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int unit = (2 * i + lane / 16) ^ (to_row % 8);
-    StoreMatrices(to + unit * 16, step.probs[i][0], step.probs[i][1], step.probs[i][2],
-                  step.probs[i][3]);
-  }
+  const uint32_t to = SharedAddress(shared.probs[turn]) + to_row * 128 +
+                      (lane / 16 ^ to_row % 8) * 16;  // unit u at u ^ (row % 8)
+  ToStepProbabilities(scores, keys, scale, stats, step, [to](int group, const uint32_t(&words)[4]) {
+    StoreMatrices(to ^ group * 32, words[0], words[1], words[2], words[3]);
+  });
   if (lane % 4 == 0) {
-    shared.rescale[first_row + lane / 4] = step.rescale[0];
-    shared.rescale[first_row + lane / 4 + 8] = step.rescale[1];
+    shared.rescale[turn][first_row + lane / 4] = step.rescale[0];
+    shared.rescale[turn][first_row + lane / 4 + 8] = step.rescale[1];
   }
+}
+
+// What StoreStep has stored, to the warpgroups of the values.
+__device__ inline void PassStep(int turn, PrefillShared& shared) {
   SharedProxyFence();
-  NamedBarrierArrive(kStepPassed, kPrefillComputeThreads);
+  NamedBarrierArrive(kStepPassed + turn, kPrefillComputeThreads);
 }
 
 // The final factor of each head.
-__device__ inline void PassFactors(const SparseAttentionArgs& args, const PrefillItem& item,
-                                   const PrefillStats& stats, PrefillShared& shared) {
+__device__ inline void StoreFactors(const SparseAttentionArgs& args, const PrefillItem& item,
+                                    int turn, const PrefillStats& stats, PrefillShared& shared) {
   const float largest[2] = {LargestOfQuad(stats.largest[0]), LargestOfQuad(stats.largest[1])};
   if (threadIdx.x % 4 != 0) return;
   const int row = threadIdx.x % PrefillTile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4;
@@ -90,19 +93,24 @@ __device__ inline void PassFactors(const SparseAttentionArgs& args, const Prefil
   for (int j = 0; j < 2; ++j) {
     const int head = item.head + row + 8 * j;
     if (head >= args.num_heads) continue;
-    shared.inverse[row + 8 * j] = FinalFactor(stats, j, largest[j], args.sink[head]);
+    shared.factor[turn][row + 8 * j] = FinalFactor(stats, j, largest[j], args.sink[head]);
   }
 }
 
-// First warpgroup: scores and probabilities of all items. A step's probabilities are passed on
-// while the next step's scores are computed; its values may then use the tensor cores while that
-// step's probabilities are computed.
+// Waits until what step `number` of the block's puts into shared memory may take the place of the
+// step before the last.
+__device__ inline void WaitForPlace(int number) {
+  if (number >= 2) NamedBarrierSync(kStepSummed + number % 2, kPrefillComputeThreads);
+}
+
+// First warpgroup: scores and probabilities of all items. A step's values may use the tensor cores
+// while the next step's probabilities are computed: with its scores they would take turns.
 __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const PrefillMaps& maps,
                                     float scale, PrefillShared& shared) {
   RingStage<PrefillTile::kStages> stage;
   uint32_t query_parity = 0;
-  bool passed = false;  // a step, at least
-  bool taken = false;   // the next item's queries
+  int steps = 0;       // of all items
+  bool taken = false;  // the next item's queries
   PrefillQuery query;
   if (threadIdx.x == 0) {
     CopySharedQuery(maps, PrefillItemOf(args, static_cast<int>(blockIdx.x)), shared);
@@ -119,34 +127,33 @@ __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const Prefi
     BarrierWait(&shared.query_full, query_parity);
     query_parity ^= 1;
     PrefillStats stats = {{-INFINITY, -INFINITY}, {0, 0}, {-INFINITY, -INFINITY}};
-    StepProbabilities step;
-    bool waiting = false;  // `step` is to be passed on
-    for (bool last = false; !last;) {
+    StepSums step;
+    bool waiting = false;  // the step before is to be passed on
+    for (bool last = false; !last; ++steps) {
       BarrierWait(&shared.full[stage.index], stage.parity);
       SharedProxyFence();
       float scores[32];
       QueuePrefillScores(query, shared.query[0], shared.stages[stage.index][0], scores);
       if (waiting) {
-        if (passed) NamedBarrierSync(kStepSummed, kPrefillComputeThreads);
-        PassStep(step, shared);
-        passed = true;
+        PassStep((steps - 1) % 2, shared);
         AddStepSums(step, stats);
       }
       const int keys = StepKeys(shared, stage.index);
       last = keys < 0;
       WgmmaWait<0>();
       HoldRegisters(scores);
-      if (waiting) NamedBarrierArrive(kStepAllowed, kPrefillComputeThreads);
+      if (waiting) NamedBarrierArrive(kStepAllowed + (steps - 1) % 2, kPrefillComputeThreads);
       if (threadIdx.x % 32 == 0) BarrierArrive(&shared.empty[stage.index], 32);
       stage.Advance();
-      if (last && number + static_cast<int>(gridDim.x) < NumPrefillItems(args)) {
+      if (last && number + static_cast<int>(gridDim.x) < NumPrefillItems(args)) [[unlikely]] {
         taken = StageFull(stage, shared);  // and all have read the queries in shared memory
         if (threadIdx.x == 0) {
           CopySharedQuery(maps, PrefillItemOf(args, number + gridDim.x), shared);
         }
         if (taken) ReadPrefillQuery(shared.stages[stage.index][0], query);
       }
-      ToStepProbabilities(scores, last ? -keys : keys, scale, stats, step);
+      WaitForPlace(steps);
+      StoreStep(scores, last ? -keys : keys, scale, steps % 2, stats, step, shared);
       waiting = true;
     }
     if (taken) {
@@ -155,14 +162,13 @@ __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const Prefi
       stage.Advance();
     }
     AddStepSums(step, stats);
-    if (passed) NamedBarrierSync(kStepSummed, kPrefillComputeThreads);
-    PassFactors(args, PrefillItemOf(args, number), stats, shared);
+    StoreFactors(args, PrefillItemOf(args, number), (steps - 1) % 2, stats, shared);
     __syncwarp();
-    PassStep(step, shared);
-    passed = true;
-    NamedBarrierArrive(kStepAllowed, kPrefillComputeThreads);
+    PassStep((steps - 1) % 2, shared);
+    NamedBarrierArrive(kStepAllowed + (steps - 1) % 2, kPrefillComputeThreads);
   }
-  if (passed) NamedBarrierSync(kStepSummed, kPrefillComputeThreads);
+  WaitForPlace(steps);
+  WaitForPlace(steps + 1);
 }
 
 }  // namespace lodestone::cuda

@@ -17,8 +17,7 @@ struct PrefillStats {
 inline constexpr float kReferenceSlack = 8;
 
 // What one step adds: see ToProbabilities.
-struct StepProbabilities {
-  uint32_t probs[4][4];
+struct StepSums {
   float rescale[2];
   float sum[2];  // of this thread's probabilities
 };
@@ -39,12 +38,15 @@ __device__ inline float LargestOfQuad(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// Scores become probabilities; those of keys from `valid_keys` on are 0.
+// Scores become probabilities; those of keys from `valid_keys` on are 0. store(i, words) gets the A
+// operand of 16 keys as soon as it is there.
+template <typename Store>
 __device__ inline void ToStepProbabilities(float (&scores)[32], int valid_keys, float scale,
-                                           PrefillStats& stats, StepProbabilities& step) {
+                                           PrefillStats& stats, StepSums& step,
+                                           const Store& store) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) scores[i] = fmaf(scores[i], scale, kScoreRounder);
-  if (valid_keys < 64) {
+  if (valid_keys < 64) [[unlikely]] {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int key = i / 4 * 8 + 2 * static_cast<int>(threadIdx.x % 4) + i % 2;
@@ -60,7 +62,7 @@ __device__ inline void ToStepProbabilities(float (&scores)[32], int valid_keys, 
     exceeds |= largest[row] > stats.reference[row] + kScoreRounder;
     step.rescale[row] = 1;
   }
-  if (__any_sync(~0u, exceeds)) {
+  if (__any_sync(~0u, exceeds)) [[unlikely]] {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const float highest = ceilf(LargestOfQuad(largest[row]) - kScoreRounder);
@@ -72,15 +74,20 @@ __device__ inline void ToStepProbabilities(float (&scores)[32], int valid_keys, 
   }
   float sums[2][2] = {};
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int group = 0; group < 4; ++group) {
+    uint32_t words[4];
 #pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const float offset = stats.reference[row] + kScoreRounder;
-      const float low = Exp2(scores[4 * i + 2 * row] - offset);
-      const float high = Exp2(scores[4 * i + 2 * row + 1] - offset);
-      sums[row][i % 2] += low + high;
-      step.probs[i / 2][i % 2 * 2 + row] = PackBf16(low, high);
+    for (int i = 2 * group; i < 2 * group + 2; ++i) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const float offset = stats.reference[row] + kScoreRounder;
+        const float low = Exp2(scores[4 * i + 2 * row] - offset);
+        const float high = Exp2(scores[4 * i + 2 * row + 1] - offset);
+        sums[row][i % 2] += low + high;
+        words[i % 2 * 2 + row] = PackBf16(low, high);
+      }
     }
+    store(group, words);
   }
 #pragma unroll
   for (int row = 0; row < 2; ++row) step.sum[row] = sums[row][0] + sums[row][1];
@@ -88,7 +95,7 @@ __device__ inline void ToStepProbabilities(float (&scores)[32], int valid_keys, 
 
 // Adds the step to the sums of probabilities; apart from ToStepProbabilities, since nothing waits
 // for it.
-__device__ inline void AddStepSums(const StepProbabilities& step, PrefillStats& stats) {
+__device__ inline void AddStepSums(const StepSums& step, PrefillStats& stats) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     float sum = step.sum[row];

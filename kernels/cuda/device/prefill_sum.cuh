@@ -13,14 +13,16 @@ using PrefillSums = float[2][64];
 
 // sums *= factor of their row (r, r + 8), unless all factors of the warp are 1.
 __device__ inline void RescalePrefill(PrefillSums& sums, float factor, float factor8) {
-  if (__all_sync(~0u, factor == 1.0f && factor8 == 1.0f)) return;
+  if (__any_sync(~0u, factor != 1.0f || factor8 != 1.0f)) [[unlikely]] {
 #pragma unroll
-  for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] *= i / 2 % 2 == 0 ? factor : factor8;
+    for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] *= i / 2 % 2 == 0 ? factor : factor8;
+  }
 }
 
 // sums += probabilities x one half of the dims of the values in a stage.
-__device__ inline void AddStep(const uint8_t* values, PrefillShared& shared, PrefillSums& sums) {
-  const uint64_t probs = RowTileDescriptor(SharedAddress(shared.probs));
+__device__ inline void AddStep(const uint8_t* probs_tile, const uint8_t* values,
+                               PrefillSums& sums) {
+  const uint64_t probs = RowTileDescriptor(SharedAddress(probs_tile));
   const uint64_t base = ColumnTileDescriptor(SharedAddress(values), PrefillTile::kSliceBytes);
   WgmmaFence();
 #pragma unroll
@@ -83,8 +85,8 @@ __device__ inline void StorePrefill(const SparseAttentionArgs& args, const Prefi
       }
       TransposeQuad(words);
       if (item.head + row + 8 * j < args.num_heads) {
-        *reinterpret_cast<uint4*>(out + j * 8 * PrefillTile::kDims + i * 8) = {words[0], words[1],
-                                                                               words[2], words[3]};
+        __stcs(reinterpret_cast<uint4*>(out + j * 8 * PrefillTile::kDims + i * 8),
+               uint4{words[0], words[1], words[2], words[3]});
       }
     }
   }
@@ -92,37 +94,43 @@ __device__ inline void StorePrefill(const SparseAttentionArgs& args, const Prefi
 
 // Second and third warpgroup: one half of the output's dims of all items.
 __device__ inline void SumPrefill(const SparseAttentionArgs& args, PrefillShared& shared) {
-  const int half = static_cast<int>(threadIdx.x / PrefillTile::kGroupThreads) - 1;
+  // The same for all lanes, as the compiler sees it.
+  const int half =
+      __shfl_sync(~0u, static_cast<int>(threadIdx.x / PrefillTile::kGroupThreads), 0) - 1;
   const int row =
       static_cast<int>(threadIdx.x % PrefillTile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4);
   RingStage<PrefillTile::kStages> stage;
-  RingStage<2> turn;
+  RingStage<2> angles;
+  int steps = 0;  // of all items
   for (int number = blockIdx.x; number < NumPrefillItems(args); number += gridDim.x) {
     PrefillSums sums;
 #pragma unroll
     for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] = 0;
-    float inverse[2];
+    float factor[2];
     stage.Advance();  // the queries
-    for (bool last = false; !last;) {
+    for (bool last = false; !last; ++steps) {
+      const int turn = steps % 2;
       BarrierWait(&shared.full[stage.index], stage.parity);
       SharedProxyFence();
       last = StepKeys(shared, stage.index) < 0;
-      NamedBarrierSync(kStepPassed, kPrefillComputeThreads);
-      RescalePrefill(sums, shared.rescale[row], shared.rescale[row + 8]);
+      NamedBarrierSync(kStepPassed + turn, kPrefillComputeThreads);
+      RescalePrefill(sums, shared.rescale[turn][row], shared.rescale[turn][row + 8]);
       if (last) {
-        inverse[0] = shared.inverse[row];
-        inverse[1] = shared.inverse[row + 8];
+        factor[0] = shared.factor[turn][row];
+        factor[1] = shared.factor[turn][row + 8];
       }
-      NamedBarrierSync(kStepAllowed, kPrefillComputeThreads);
-      AddStep(shared.stages[stage.index][half * PrefillTile::kSlices / 2], shared, sums);
-      NamedBarrierArrive(kStepSummed, kPrefillComputeThreads);
+      NamedBarrierSync(kStepAllowed + turn, kPrefillComputeThreads);
+      AddStep(shared.probs[turn], shared.stages[stage.index][half * PrefillTile::kSlices / 2],
+              sums);
+      NamedBarrierArrive(kStepSummed + turn, kPrefillComputeThreads);
       if (threadIdx.x % 32 == 0) BarrierArrive(&shared.empty[stage.index], 32);
       stage.Advance();
     }
-    if (half == 1) BarrierWait(&shared.angles_full[turn.index], turn.parity);
-    StorePrefill(args, PrefillItemOf(args, number), half, sums, inverse, shared.angles[turn.index]);
-    if (half == 1) BarrierArrive(&shared.angles_empty[turn.index]);
-    turn.Advance();
+    if (half == 1) BarrierWait(&shared.angles_full[angles.index], angles.parity);
+    StorePrefill(args, PrefillItemOf(args, number), half, sums, factor,
+                 shared.angles[angles.index]);
+    if (half == 1) BarrierArrive(&shared.angles_empty[angles.index]);
+    angles.Advance();
   }
 }
 

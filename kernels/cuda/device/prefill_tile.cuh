@@ -25,7 +25,7 @@ struct PrefillTile {
   static constexpr int kSharedSlices = kSlices - kRegisterSlices;
   static constexpr int kGatherWarps = 3;  // the fourth lists
   static constexpr int kRowsAtOnce = 4;   // of a warp: 128 bytes of each
-  static constexpr int kListSteps = 4;    // how far the listing warp is ahead
+  static constexpr int kListSteps = 2;    // how far the listing warp is ahead
   // Registers of a thread: 65,536 a processor.
   static constexpr int kScoreRegisters = 160;
   static constexpr int kValueRegisters = 160;
@@ -38,8 +38,8 @@ struct PrefillTile {
 // Rows are swizzled as device/wgmma.cuh describes.
 struct alignas(1024) PrefillShared {
   uint8_t stages[PrefillTile::kStages][PrefillTile::kSlices]
-                [PrefillTile::kSliceBytes];  // keys, or what of the queries goes to registers
-  uint8_t probs[PrefillTile::kSliceBytes];   // bf16 [heads][keys]
+                [PrefillTile::kSliceBytes];    // keys, or what of the queries goes to registers
+  uint8_t probs[2][PrefillTile::kSliceBytes];  // bf16 [heads][keys] of steps in turn
   uint8_t query[PrefillTile::kSharedSlices][PrefillTile::kSliceBytes];
   // Of the listed steps: where the rows of their keys are, and how many keys there are, negative in
   // an item's last step.
@@ -48,8 +48,8 @@ struct alignas(1024) PrefillShared {
   int first_own[PrefillTile::kListSteps];  // see FindOwnRows
   int keys[PrefillTile::kStages];          // the same of the step in a stage
   float2 angles[2][PrefillTile::kRopeDims / 2];
-  float rescale[PrefillTile::kHeads];  // factor of the sums before this step
-  float inverse[PrefillTile::kHeads];  // with an item's last step: 1 / denominator
+  float rescale[2][PrefillTile::kHeads];  // factors of the sums before these steps
+  float factor[2][PrefillTile::kHeads];   // with an item's last step: factors of the sums
   uint64_t full[PrefillTile::kStages];
   uint64_t empty[PrefillTile::kStages];
   uint64_t list_full[PrefillTile::kListSteps];
@@ -60,12 +60,13 @@ struct alignas(1024) PrefillShared {
 };
 static_assert(sizeof(PrefillShared) <= 227 * 1024);
 
-// Barriers between the warpgroups of scores and of values, all of whose threads take part.
+// Barriers between the warpgroups of scores and of values, all of whose threads take part; two of
+// each, for steps in turn.
 enum PrefillBarrier : int {
   kScoreGroup = 1,   // among the first warpgroup
   kStepPassed = 2,   // a step's probabilities are there
-  kStepSummed = 3,   // and have been used
-  kStepAllowed = 4,  // the tensor cores are free for a step's values
+  kStepSummed = 4,   // and have been used
+  kStepAllowed = 6,  // the tensor cores are free for a step's values
 };
 inline constexpr int kPrefillComputeThreads = 3 * PrefillTile::kGroupThreads;
 
