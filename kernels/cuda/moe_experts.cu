@@ -260,11 +260,11 @@ int64_t ExpertStride(const MoeExpertsParams& p) {
   return stride;
 }
 
-// A tile of 64 rows takes the warpgroups of sm_90a about as long as one of 16 takes the narrow form,
-// for the weights are what is widened.
+// By warpgroups (sm_90a) a tile of 64 rows takes about as long as one of few, for it is the weights
+// that are widened.
 int TileRows(const Sizes& sizes) {
   const int64_t mean = sizes.tokens * sizes.chosen / sizes.experts;
-  if (CurrentDevice().sm90) return mean <= 12 ? 16 : mean <= 64 ? 64 : 128;
+  if (CurrentDevice().sm90) return mean < 6 ? 16 : mean <= 64 ? 64 : 128;
   return mean <= 16 ? 16 : mean <= 32 ? 32 : mean <= 64 ? 64 : 128;
 }
 

@@ -80,45 +80,50 @@ void LaunchNarrowRows(const GemmArgs& args, cudaStream_t stream) {
   LaunchNarrow<kFormat, kRowTiles, 1, kFewSlices>(args, stream);
 }
 
-// Of the scales of a block of 128 outputs.
+// Of the scales of a block of `outputs` outputs.
 template <WeightFormat kFormat>
-int64_t BlockScaleBytes(const GemmArgs& args) {
-  static_assert(WideTile::kColumns == WarpgroupTile::kOutputs);
-  return IsQuantised(kFormat) ? WideTile::kColumns * ScaleColumns(kFormat, args.k) : 0;
+int64_t BlockScaleBytes(const GemmArgs& args, int outputs) {
+  return IsQuantised(kFormat) ? outputs * ScaleColumns(kFormat, args.k) : 0;
 }
 
 template <WeightFormat kFormat>
 void LaunchWide(const GemmArgs& args, cudaStream_t stream) {
-  const int64_t shared_bytes = sizeof(WideShared<kFormat>) + BlockScaleBytes<kFormat>(args);
+  const int64_t shared_bytes =
+      sizeof(WideShared<kFormat>) + BlockScaleBytes<kFormat>(args, WideTile::kColumns);
   LaunchTiles(WideGemmKernel<kFormat>, args, WideTile::kRows, WideTile::kColumns,
               WideTile::kThreads, static_cast<int>(shared_bytes), stream);
 }
 
-template <WeightFormat kFormat, int kRows>
+template <WeightFormat kFormat, int kRows, int kGroups>
 void LaunchWarpgroups(const GemmArgs& args, cudaStream_t stream) {
-  const int64_t shared_bytes =
-      sizeof(WarpgroupShared<kFormat, kRows>) + BlockScaleBytes<kFormat>(args);
-  LaunchTiles(WarpgroupGemmKernel<kFormat, kRows>, args, kRows, WarpgroupTile::kOutputs,
-              WarpgroupTile::kThreads, static_cast<int>(shared_bytes), stream);
+  using Tile = WarpgroupTile<kGroups>;
+  const int64_t shared_bytes = sizeof(WarpgroupShared<kFormat, kRows, kGroups>) +
+                               BlockScaleBytes<kFormat>(args, Tile::kOutputs);
+  LaunchTiles(WarpgroupGemmKernel<kFormat, kRows, kGroups>, args, kRows, Tile::kOutputs,
+              Tile::kThreads, static_cast<int>(shared_bytes), stream);
 }
 
-// Blocks of 64 rows where there are too few of 128 for all processors.
+// Blocks of 256 outputs by 64 rows of an expert or of 128 by 128; of 128 by 64 where every one of
+// them gets a processor.
 template <WeightFormat kFormat>
 void LaunchWarpgroupRows(const GemmArgs& args, cudaStream_t stream) {
-  constexpr int64_t kOutputs = WarpgroupTile::kOutputs;
-  const int64_t blocks =
-      (args.rows + 127) / 128 * ((args.n + kOutputs - 1) / kOutputs) * args.parts;
-  const bool wide =
-      args.tiles != nullptr ? args.tile_rows > 64 : blocks >= CurrentDevice().processors;
-  if (wide) return LaunchWarpgroups<kFormat, 128>(args, stream);
-  LaunchWarpgroups<kFormat, 64>(args, stream);
+  if (args.tiles != nullptr) {
+    if (args.tile_rows <= 64) return LaunchWarpgroups<kFormat, 64, 4>(args, stream);
+    return LaunchWarpgroups<kFormat, 128, 2>(args, stream);
+  }
+  const int64_t column_tiles = (args.n + 127) / 128 * args.parts;
+  const int64_t blocks = (args.rows + 63) / 64 * column_tiles;
+  if (args.rows <= 64 || blocks <= CurrentDevice().processors) {
+    return LaunchWarpgroups<kFormat, 64, 2>(args, stream);
+  }
+  LaunchWarpgroups<kFormat, 128, 2>(args, stream);
 }
 
 // Whether warpgroups are faster than warps that sum a slice each: from 33 rows on if they are of
 // experts or outputs are so many that most processors have a block.
 inline bool IsForWarpgroups(const GemmArgs& args, int64_t rows) {
   constexpr int64_t kManyOutputs = 8192;
-  if (!CurrentDevice().sm90 || args.k % WarpgroupTile::kInputs != 0) return false;
+  if (!CurrentDevice().sm90 || args.k % WarpgroupTile<2>::kInputs != 0) return false;
   return rows > 64 || (rows > 32 && (args.tiles != nullptr || args.n * args.parts >= kManyOutputs));
 }
 

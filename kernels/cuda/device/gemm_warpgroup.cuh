@@ -3,123 +3,27 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/gemm_ring.cuh"
 #include "kernels/cuda/device/gemm_tile.cuh"
-#include "kernels/cuda/device/gemm_wide.cuh"
 #include "kernels/cuda/device/gemm_work.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 
-// The product tile for many rows on sm_90a: 128 outputs of kRows rows a block, by wgmma. Weights
-// are its A, 64 outputs a warpgroup, which a warp widens into the registers it multiplies from, so
-// every weight is widened once a block; rows of x are its B, in shared memory. A third warpgroup
-// copies both into a ring.
+// The product tile for many rows on sm_90a: 128 or 256 outputs of kRows rows a block, by wgmma.
+// Weights are its A, 64 outputs a warpgroup, which a warp widens into the registers it multiplies
+// from, so every weight is widened once a block; rows of x are its B, in shared memory. One more
+// warpgroup copies both into a ring.
 //
 // wgmma gives the bits of mma.sync over the same 16 inputs in any order, so 32 inputs are two
 // products as in MultiplyTile32: the first four of every eight, then the other four. In shared
 // memory the former lie before the latter.
 namespace lodestone::cuda {
 
-struct WarpgroupTile {
-  static constexpr int kOutputs = 128;
-  static constexpr int kInputs = 64;  // of one stage
-  static constexpr int kStages = 6;
-  static constexpr int kGroupThreads = 128;
-  static constexpr int kMultiplyThreads = 2 * kGroupThreads;
-  static constexpr int kThreads = kMultiplyThreads + kGroupThreads;
-  static constexpr int kMultiplyRegisters = 232;
-  static constexpr int kCopyRegisters = 40;
-  static constexpr int kChunks = kInputs / 8;  // of 8 inputs, in a row of a stage
-};
-
-template <WeightFormat kFormat, int kRows>
-struct WarpgroupShared {
-  uint16_t x[WarpgroupTile::kStages][kRows][WarpgroupTile::kInputs];
-  uint8_t weight[WarpgroupTile::kStages][WarpgroupTile::kOutputs]
-                [RowBytes<kFormat>(WarpgroupTile::kInputs)];
-  uint64_t full[WarpgroupTile::kStages];
-  uint64_t empty[WarpgroupTile::kStages];
-};
-
 // The bf16 outputs of a block on their way out, where the ring was.
-template <int kRows>
+template <int kRows, int kGroups>
 struct WarpgroupOutputs {
   static constexpr int kPadding = 8;  // so that the rows that are written at once use other banks
-  uint16_t row[kRows][WarpgroupTile::kOutputs + kPadding];
+  uint16_t row[kRows][WarpgroupTile<kGroups>::kOutputs + kPadding];
 };
-
-// Where 16-byte unit `unit` of weight row `row` lies in a row of a stage: rows that are read at
-// once use different banks.
-template <WeightFormat kFormat>
-__device__ int WeightUnitPlace(int row, int unit) {
-  constexpr int kUnits = RowBytes<kFormat>(WarpgroupTile::kInputs) / 16;
-  return unit ^ (row / (8 / kUnits) % kUnits);
-}
-
-// The copying warpgroup: all stages of x and of the weights. A stage is said to be full when
-// kBehind more are under way.
-template <WeightFormat kFormat, int kRows>
-__device__ void CopyStages(const GemmArgs& args, const TileWork& work,
-                           WarpgroupShared<kFormat, kRows>& shared) {
-  using Tile = WarpgroupTile;
-  constexpr int kUnits = RowBytes<kFormat>(Tile::kInputs) / 16;
-  constexpr int kRowsAtOnce = Tile::kGroupThreads / Tile::kChunks;
-  constexpr int kOutputsAtOnce = Tile::kGroupThreads / kUnits;
-  const int thread = static_cast<int>(threadIdx.x) % Tile::kGroupThreads;
-  const int chunk = thread % Tile::kChunks;
-  const int first_row = thread / Tile::kChunks;
-  const uint16_t* x[kRows / kRowsAtOnce];
-#pragma unroll
-  for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
-    x[i] = RowAddress(args, work, first_row + i * kRowsAtOnce);
-    if (x[i] != nullptr) x[i] += 8 * chunk;
-  }
-  // The first half of the chunk, and two units further the second.
-  const int unit = chunk / 4 * 4 + chunk % 4 / 2;
-  const uint32_t low = (unit ^ first_row % 8) * 16 + chunk % 2 * 8;
-  const uint32_t high = ((unit + 2) ^ first_row % 8) * 16 + chunk % 2 * 8;
-  const int weight_unit = thread % kUnits;
-  const int first_output = thread / kUnits;
-  const int64_t output_bytes = RowBytes<kFormat>(args.k);
-  const uint8_t* weight =
-      work.weight.values + (work.first_weight + first_output) * output_bytes + weight_unit * 16;
-  constexpr int kBehind = 3;
-  static_assert(kBehind + 2 <= Tile::kStages);  // a stage is given back while the next is used
-  RingStage<Tile::kStages> stage, copied;
-  const auto fill = [&] {
-    SharedProxyFence();
-    BarrierArrive(&shared.full[copied.index]);
-    copied.Advance();
-  };
-  for (int at = 0; at < args.k; at += Tile::kInputs) {
-    BarrierWait(&shared.empty[stage.index], stage.parity ^ 1);
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const int output = first_output + i * kOutputsAtOnce;
-      if (output >= work.columns) break;
-      CopyAsync16(SharedAddress(&shared.weight[stage.index][output]
-                                              [WeightUnitPlace<kFormat>(output, weight_unit) * 16]),
-                  weight + i * kOutputsAtOnce * output_bytes, 16);
-    }
-    weight += RowBytes<kFormat>(Tile::kInputs);
-#pragma unroll
-    for (int i = 0; i < kRows / kRowsAtOnce; ++i) {
-      if (x[i] == nullptr) break;
-      const uint32_t row = SharedAddress(&shared.x[stage.index][first_row + i * kRowsAtOnce]);
-      CopyAsync<8>(row + low, x[i] + at, 8);
-      CopyAsync<8>(row + high, x[i] + at + 4, 8);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-    stage.Advance();
-    if (at >= kBehind * Tile::kInputs) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kBehind) : "memory");
-      fill();
-    }
-  }
-  asm volatile("cp.async.wait_group 0;" ::: "memory");
-  for (int at = max(0, static_cast<int>(args.k) - kBehind * Tile::kInputs); at < args.k;
-       at += Tile::kInputs) {
-    fill();
-  }
-}
 
 // A block of 32 weights of this lane's output as they are stored: of the block's four chunks of 8
 // inputs those two, lane % 4 / 2 and the second next, of which the lane has words lane % 2 and lane
@@ -175,12 +79,29 @@ __device__ uint4 WidenBlock(const StoredBlock<kFormat>& stored, uint32_t scale) 
   }
 }
 
+// codes[group][output] of the block's outputs, by the multiplying warpgroups; complete after their
+// barrier.
+template <WeightFormat kFormat, int kGroups>
+__device__ void LoadScales(const WeightRows<kFormat>& rows, int outputs, uint8_t* codes) {
+  using Tile = WarpgroupTile<kGroups>;
+  const int groups = static_cast<int>(ScaleColumns(kFormat, rows.k));
+  const int output = static_cast<int>(threadIdx.x) % Tile::kOutputs;
+  if (output >= outputs) return;
+  const uint8_t* const scales = rows.Scales(output);
+#pragma unroll 8
+  for (int group = static_cast<int>(threadIdx.x) / Tile::kOutputs; group < groups;
+       group += Tile::kMultiplyThreads / Tile::kOutputs) {
+    codes[group * Tile::kOutputs + output] = __ldg(scales + group);
+  }
+}
+
 // The multiplying warpgroups: `total` of 64 outputs (this group's) by kRows rows, as wgmma gives
 // it.
-template <WeightFormat kFormat, int kRows>
-__device__ void MultiplyStages(const GemmParams& params, const WideScales& scales,
-                               WarpgroupShared<kFormat, kRows>& shared, float (&total)[kRows / 2]) {
-  using Tile = WarpgroupTile;
+template <WeightFormat kFormat, int kRows, int kGroups>
+__device__ void MultiplyStages(const GemmParams& params, const uint8_t* scales,
+                               WarpgroupShared<kFormat, kRows, kGroups>& shared,
+                               float (&total)[kRows / 2]) {
+  using Tile = WarpgroupTile<kGroups>;
   constexpr int kUnits = RowBytes<kFormat>(Tile::kInputs) / 16;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int output = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;  // and output + 8
@@ -188,7 +109,7 @@ __device__ void MultiplyStages(const GemmParams& params, const WideScales& scale
   const int num_stages = static_cast<int>(params.args.k) / Tile::kInputs;
   const int slice_stages = SliceInputs(params.args.k, params.slices) / Tile::kInputs;
   float acc[kRows / 2] = {};
-  RingStage<Tile::kStages> ring;
+  RingStage<WarpgroupShared<kFormat, kRows, kGroups>::kStages> ring;
   int previous = 0;
   const auto release = [&] { BarrierArrive(&shared.empty[previous]); };
   for (int first = 0; first < num_stages; first += slice_stages) {
@@ -206,7 +127,7 @@ __device__ void MultiplyStages(const GemmParams& params, const WideScales& scale
         if constexpr (IsQuantised(kFormat)) {
           const int group =
               (stage * Tile::kInputs + i / 2 * 32) / static_cast<int>(ScaledInputs(kFormat));
-          scale[i / 2][i % 2] = scales.weight[group * Tile::kOutputs + row];
+          scale[i / 2][i % 2] = scales[group * Tile::kOutputs + row];
         }
       }
       uint4 a[2][2];
@@ -239,10 +160,11 @@ __device__ void MultiplyStages(const GemmParams& params, const WideScales& scale
 }
 
 // The outputs of both multiplying warpgroups, by way of shared memory where they are bf16.
-template <int kRows>
+template <int kRows, int kGroups>
 __device__ void StoreOutputs(const GemmArgs& args, const TileWork& work,
-                             const float (&total)[kRows / 2], WarpgroupOutputs<kRows>& staged) {
-  using Tile = WarpgroupTile;
+                             const float (&total)[kRows / 2],
+                             WarpgroupOutputs<kRows, kGroups>& staged) {
+  using Tile = WarpgroupTile<kGroups>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int output = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
   const auto for_each = [&](const auto& store) {
@@ -273,16 +195,16 @@ __device__ void StoreOutputs(const GemmArgs& args, const TileWork& work,
   }
 }
 
-template <WeightFormat kFormat, int kRows>
-__global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
+template <WeightFormat kFormat, int kRows, int kGroups>
+__global__ void __launch_bounds__(WarpgroupTile<kGroups>::kThreads, 1)
     WarpgroupGemmKernel(const __grid_constant__ GemmParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Tile = WarpgroupTile;
+  using Tile = WarpgroupTile<kGroups>;
   extern __shared__ __align__(1024) uint8_t ring_memory[];
-  auto& shared = *reinterpret_cast<WarpgroupShared<kFormat, kRows>*>(ring_memory);
-  static_assert(sizeof(WarpgroupOutputs<kRows>) <= sizeof(shared.x));
+  auto& shared = *reinterpret_cast<WarpgroupShared<kFormat, kRows, kGroups>*>(ring_memory);
+  static_assert(sizeof(WarpgroupOutputs<kRows, kGroups>) <= sizeof(shared.x));
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Tile::kStages; ++i) {
+    for (int i = 0; i < WarpgroupShared<kFormat, kRows, kGroups>::kStages; ++i) {
       BarrierInit(&shared.full[i], Tile::kGroupThreads);
       BarrierInit(&shared.empty[i], Tile::kMultiplyThreads);
     }
@@ -299,13 +221,14 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
   GrowRegisters<Tile::kMultiplyRegisters>();
   uint8_t* const weight_scales = ring_memory + sizeof(shared);
   if constexpr (IsQuantised(kFormat)) {
-    LoadWeightScales(WeightRowsOf<kFormat>(params.args, work), work.columns, weight_scales);
+    LoadScales<kFormat, kGroups>(WeightRowsOf<kFormat>(params.args, work), work.columns,
+                                 weight_scales);
     NamedBarrierSync(1, Tile::kMultiplyThreads);
   }
   float total[kRows / 2];
-  MultiplyStages(params, WideScales{.weight = weight_scales, .weight_groups = 0}, shared, total);
-  StoreOutputs<kRows>(params.args, work, total,
-                      *reinterpret_cast<WarpgroupOutputs<kRows>*>(ring_memory));
+  MultiplyStages(params, weight_scales, shared, total);
+  StoreOutputs<kRows, kGroups>(params.args, work, total,
+                               *reinterpret_cast<WarpgroupOutputs<kRows, kGroups>*>(ring_memory));
 #endif
 }
 
