@@ -66,8 +66,9 @@ absl::Status TakeCount(std::string_view& text, char mark, int64_t& count) {
   const char* end = text.data() + at;
   const auto [stop, error] = std::from_chars(text.data(), end, count);
   if (error != std::errc() || stop != end || count < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "failpoint action '", std::string(text), "' has no count before '", std::string(1, mark), "'"));
+    return absl::InvalidArgumentError(absl::StrCat("failpoint action '", std::string(text),
+                                                   "' has no count before '", std::string(1, mark),
+                                                   "'"));
   }
   text.remove_prefix(at + 1);
   return absl::OkStatus();
@@ -86,9 +87,9 @@ absl::StatusOr<Action> ParseAction(std::string_view text) {
     action.kind = ActionKind::kDelay;
     ASSIGN_OR_RETURN(action.delay, ParseDuration(*delay));
   } else {
-    return absl::InvalidArgumentError(
-        absl::StrCat("failpoint action '", std::string(text),
-                     "' is none of error(CODE), delay(TIME), crash, with M+ or N* in front or not"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "failpoint action '", std::string(text),
+        "' is none of error(CODE), delay(TIME), crash, with M+ or N* in front or not"));
   }
   return action;
 }

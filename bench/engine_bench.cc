@@ -1,5 +1,5 @@
-// How fast one engine is without a cluster around it: time to the first token of prompts of the given
-// lengths and decode behind each, then decode with eight sequences. Usage:
+// How fast one engine is without a cluster around it: time to the first token of prompts of the
+// given lengths and decode behind each, then decode with eight sequences. Usage:
 // lodestone-bench-engine MODEL_DIR [PROMPT_TOKENS,... [cpu|cuda:N [GRAPHS]]]
 // GRAPHS: on (default) or off.
 

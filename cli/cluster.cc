@@ -86,7 +86,10 @@ std::optional<ClusterPorts> ParseListening(std::string_view text) {
 }
 
 Cluster::Cluster(FileLock lock, ClusterOptions options, Report note, Report update)
-    : lock_(std::move(lock)), options_(std::move(options)), note_(std::move(note)), update_(std::move(update)) {}
+    : lock_(std::move(lock)),
+      options_(std::move(options)),
+      note_(std::move(note)),
+      update_(std::move(update)) {}
 
 Cluster::~Cluster() { Stop(); }
 

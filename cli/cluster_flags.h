@@ -39,7 +39,8 @@ struct ClusterFlags {
     visit(overlay, "overlay", "safetensors file that replaces tensors", "Workers");
     visit(numerics, "numerics", "auto, reference, plain or exact", "Workers");
     visit(device, "device",
-          "what workers compute on: cpu or cuda:N; several, as in cuda:0,cuda:1, are given to workers "
+          "what workers compute on: cpu or cuda:N; several, as in cuda:0,cuda:1, are given to "
+          "workers "
           "in turn, prefill first",
           "Workers");
     visit(index_k, "index-k", "index keys as bf16, fp8 or fp4", "Workers");

@@ -55,9 +55,9 @@ class DecodeWorker {
   bool NameOnStream(StreamId id, std::vector<LeaseId> named, std::vector<LeaseId> subscribe);
   void CloseStream(StreamId id);
 
-  // Until `end_requested`, or the operator's drain signal, and the running requests have ended or the drain time is over; what is
-  // left then is told so, and every stream ends. INTERNAL if the engine failed: the process must
-  // end then.
+  // Until `end_requested`, or the operator's drain signal, and the running requests have ended or
+  // the drain time is over; what is left then is told so, and every stream ends. INTERNAL if the
+  // engine failed: the process must end then.
   absl::Status Loop(const std::function<bool()>& end_requested);
 
  private:

@@ -13,7 +13,8 @@ namespace lodestone {
 
 struct StepPart;
 
-// The shape that a decode step (one token a sequence) is filled up to, so that few graphs serve all.
+// The shape that a decode step (one token a sequence) is filled up to, so that few graphs serve
+// all.
 struct StepBucket {
   int64_t num_seqs = 0;
   int64_t num_columns = 0;  // of the block table

@@ -189,8 +189,9 @@ absl::Status Engine::Impl::Load(const Checkpoint& checkpoint) {
     ASSIGN_OR_RETURN(weights, CopyToDevice(std::move(weights), options.device));
   }
   const ForwardLimits limits = LimitsOf(options, plan.max_context);
-  ASSIGN_OR_RETURN(workspace,
-                   Buffer::Allocate(Transformer::WorkspaceBytes(config, *ops, formats, limits), place));
+  ASSIGN_OR_RETURN(
+      workspace,
+      Buffer::Allocate(Transformer::WorkspaceBytes(config, *ops, formats, limits), place));
   const int64_t logits_bytes = limits.max_logit_rows * config.vocab_size * int64_t{sizeof(float)};
   ASSIGN_OR_RETURN(logits, Buffer::Allocate(logits_bytes, place));
   transformer = std::make_unique<Transformer>(config, weights, *ops, formats);
@@ -304,8 +305,8 @@ absl::Status Engine::Impl::CheckParts(std::span<const StepPart> parts) const {
   return absl::OkStatus();
 }
 
-// Whether this is a decode step on a CUDA device: every part has one token, the last of its sequence. A
-// probe waits for the stream, which a graph cannot.
+// Whether this is a decode step on a CUDA device: every part has one token, the last of its
+// sequence. A probe waits for the stream, which a graph cannot.
 bool Engine::Impl::UsesGraph(std::span<const StepPart> parts) const {
   return options.cuda_graphs && !options.device.is_host() && options.probe == nullptr &&
          std::ranges::all_of(parts, [](const StepPart& part) {

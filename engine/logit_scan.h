@@ -5,7 +5,8 @@
 
 namespace lodestone {
 
-// Passes over the logits of a row [V], which every token pays for: a vocabulary has 129,280 of them.
+// Passes over the logits of a row [V], which every token pays for: a vocabulary has 129,280 of
+// them.
 
 bool AllFinite(std::span<const float> logits);
 

@@ -11,8 +11,8 @@
 // One struct per op: shape, type and meaning of every field, the formula and its source.
 //
 // Dims: T tokens of the batch, B sequences in it, S sequence slots of the cache, P pages of the
-// cache, D hidden, M residual streams (4), H heads, d head dim (512), r_d rotary dims (64), W window
-// (128), H_i / d_i / K_i heads, dim and top-k of the indexer, E experts, I expert width.
+// cache, D hidden, M residual streams (4), H heads, d head dim (512), r_d rotary dims (64), W
+// window (128), H_i / d_i / K_i heads, dim and top-k of the indexer, E experts, I expert width.
 // `act` is the activation type: kBf16, or kF32 under Numerics::kExact. Arithmetic is fp32
 // everywhere; a result is rounded once, to the type of the tensor it is stored in ("round" below
 // means to `act`: the identity for kF32). Section numbers are those of docs/model.md.
@@ -45,13 +45,15 @@ struct PackedWeight : MatrixSpec {
   TensorView data;  // backend's layout
 };
 
-// Which tokens belong to which sequence. Tokens of one sequence are adjacent, positions ascend by 1.
+// Which tokens belong to which sequence. Tokens of one sequence are adjacent, positions ascend
+// by 1.
 struct BatchIndex {
   TensorView positions;    // i32 [T]  absolute position of each token
   TensorView token_seq;    // i32 [T]  its sequence, 0..B-1
   TensorView seq_first;    // i32 [B]  first token of each sequence in the batch
-  // i32 [B]  its number of tokens in the batch, >= 1. 0: one token that only fills the batch up. Ops
-  // may compute it; its results mean nothing, and StoreWindow and CompressKv store nothing of it.
+  // i32 [B]  its number of tokens in the batch, >= 1. 0: one token that only fills the batch up.
+  // Ops may compute it; its results mean nothing, and StoreWindow and CompressKv store nothing of
+  // it.
   TensorView seq_tokens;
   TensorView seq_slot;     // i32 [B]  its slot in the ring windows and compressor states, 0..S-1
   TensorView block_table;  // i32 [B, max_pages]  its pages in token order; -1 beyond the last
@@ -104,8 +106,8 @@ struct HcBoundaryParams {
 };
 
 // Final collapse of the streams and final norm, for chosen rows only. Spec 6.3, 10:
-// pre[m] = sigmoid(mix[m] * scale[0] + base[m]) + hc_eps; u = round(sum_m pre[m] * streams[row, m]);
-// x = round(RMSNorm(u)).
+// pre[m] = sigmoid(mix[m] * scale[0] + base[m]) + hc_eps;
+// u = round(sum_m pre[m] * streams[row, m]); x = round(RMSNorm(u)).
 struct HcHeadParams {
   TensorView streams;      // act [T, M, D]
   TensorView rows;         // i32 [R], in [0, T)
@@ -120,9 +122,10 @@ struct HcHeadParams {
 
 // out = round_to(out.dtype, x weight^T), grouped if weight.groups > 1. Sums run over k in ascending
 // order in fp32 with one fused multiply-add per term, so they do not depend on tiling.
-// kFp8, kFp4 (spec 4.4): per slice of ScaledInputs inputs such a sum over the codes, times the scales
-// (powers of two: exact); slices are added in ascending order in fp32. With `round_fp8`, and unless
-// weight.rounds_inputs is false, x is replaced by Q8(x) in groups of 128 inputs (spec 4.2) first.
+// kFp8, kFp4 (spec 4.4): per slice of ScaledInputs inputs such a sum over the codes, times the
+// scales (powers of two: exact); slices are added in ascending order in fp32. With `round_fp8`, and
+// unless weight.rounds_inputs is false, x is replaced by Q8(x) in groups of 128 inputs (spec 4.2)
+// first.
 struct LinearParams {
   TensorView x;            // act [T, groups * k]
   PackedWeight weight;     // [groups * n, k]
@@ -219,9 +222,9 @@ struct AttentionRowsParams {
   StoreWindowParams ring;
 };
 
-// Index query, spec 8.6: rotate the last r_d of d_i dims, round; Hadamard * d_i^-1/2 per head, round;
-// then by `rounding`: kFp4: QDQ4 in groups of 32; kFp8: e4m3 codes with one scale amax/448 per head,
-// folded into the weight. weight[t, h] = round(round(raw) * (d_i * H_i)^-1/2) [* scale].
+// Index query, spec 8.6: rotate the last r_d of d_i dims, round; Hadamard * d_i^-1/2 per head,
+// round; then by `rounding`: kFp4: QDQ4 in groups of 32; kFp8: e4m3 codes with one scale amax/448
+// per head, folded into the weight. weight[t, h] = round(round(raw) * (d_i * H_i)^-1/2) [* scale].
 struct IndexQueryParams {
   TensorView q;           // act [T, H_i, d_i]  in and out
   TensorView raw_weight;  // act [T, H_i]
@@ -239,10 +242,10 @@ struct QueryRowsParams {
 
 // Lightning indexer: for each token the K_i visible entries with the highest score
 //   score[t, n] = sum_h weight[t, h] * relu(dot(q[t, h], key[n]))      n < num_visible[t]
-// Source: vendor inference/model.py, Indexer.forward. Dot products run over ascending dims and heads
-// are added in ascending order, in fp32; fp8 keys are widened codes and the key's scale multiplies
-// the finished sum. Ties go to the lower entry. relu keeps a NaN, and NaN scores sort below every
-// number.
+// Source: vendor inference/model.py, Indexer.forward. Dot products run over ascending dims and
+// heads are added in ascending order, in fp32; fp8 keys are widened codes and the key's scale
+// multiplies the finished sum. Ties go to the lower entry. relu keeps a NaN, and NaN scores sort
+// below every number.
 struct IndexTopKParams {
   TensorView q;       // act [T, H_i, d_i]  after IndexQuery
   TensorView weight;  // f32 [T, H_i]       may be negative
@@ -255,8 +258,8 @@ struct IndexTopKParams {
   TensorView scores;       // f32 [T, >= largest num_visible]  optional out (empty(): not wanted)
 };
 
-// Attention over the ring window, then the chosen (or all) compressed entries, with a sink; then the
-// rotation of the output is undone. Spec 8.3, 8.7, 8.8. Keys in this order: window positions
+// Attention over the ring window, then the chosen (or all) compressed entries, with a sink; then
+// the rotation of the output is undone. Spec 8.3, 8.7, 8.8. Keys in this order: window positions
 // max(0, p-W+1)..p ascending, then entries ascending. A window position inside this batch is read
 // from `latents`, an older one from the ring.
 //   s_j = (q . kv_j) * d^-1/2; m = max_j s_j; P_j = exp(s_j - m); den = sum_j P_j + exp(sink - m);
@@ -281,8 +284,8 @@ struct SparseAttentionParams {
 
 // Expert choice, spec 9.1: g = x gate^T in fp32; sc = sqrt(softplus(g)) (safe for any g);
 // experts = tid2eid[id] if given, else the `experts_per_token` largest sc + bias (ties to the lower
-// expert); weight = sc / sum(sc of the chosen) * scale. A row whose chosen scores all underflow gets
-// equal weights. Stored in ascending expert order.
+// expert); weight = sc / sum(sc of the chosen) * scale. A row whose chosen scores all underflow
+// gets equal weights. Stored in ascending expert order.
 struct MoeRouteParams {
   TensorView x;          // act [T, D]
   PackedWeight gate;     // kBf16 [E, D]
@@ -316,12 +319,12 @@ struct MoeExpertsParams {
 };
 
 // Digest of rows: sum mod 2^64 over rows of a mixed XXH64 of the row bytes, seeded with kind, layer
-// and entry (kernels/numeric/row_digest.h). Sums commute, so digests of slots add up to those of the
-// request, in any order and on any device.
+// and entry (kernels/numeric/row_digest.h). Sums commute, so digests of slots add up to those of
+// the request, in any order and on any device.
 using RowDigests = uint64_t[kNumCacheKinds];
 
-// Copies the rows of `runs`, in order, to `slot` (pack) or from it (scatter), and adds the digest of
-// every row to digests[kind]. REQUIRES: the runs' bytes sum to at most slot_bytes.
+// Copies the rows of `runs`, in order, to `slot` (pack) or from it (scatter), and adds the digest
+// of every row to digests[kind]. REQUIRES: the runs' bytes sum to at most slot_bytes.
 struct MoveRowsParams {
   std::span<const RowRun> runs;
   std::byte* slot = nullptr;

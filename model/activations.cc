@@ -83,8 +83,8 @@ void LayOutAttention(const Layout& l, Activations& a) {
   a.pool_kv = l.memory.Take(DType::kF32, {tokens, 2 * c.head_dim});
   a.pool_score = l.memory.Take(DType::kF32, {tokens, 2 * c.head_dim});
   LayOutIndexer(l, a);
-  a.attention_scratch = l.memory.TakeBytes(
-      l.ops.SparseAttentionScratchBytes(c.window + compressed_keys, c.num_heads, c.head_dim, l.formats.kv));
+  a.attention_scratch = l.memory.TakeBytes(l.ops.SparseAttentionScratchBytes(
+      c.window + compressed_keys, c.num_heads, c.head_dim, l.formats.kv));
   a.attention_out = l.memory.Take(l.act, {tokens, c.num_heads, c.head_dim});
   a.output_low_rank = l.memory.Take(l.act, {tokens, c.output_groups * c.o_lora_rank});
 }

@@ -79,8 +79,8 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json);
 // ParseModelConfig of `directory`/config.json; NOT_FOUND if there is none. Errors name the file.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& directory);
 
-// What `--numerics auto` stands for: `reference` for a model with FP8 or FP4 weights, which goes with
-// the vendor's other FP8/FP4 steps, `plain` for others.
+// What `--numerics auto` stands for: `reference` for a model with FP8 or FP4 weights, which goes
+// with the vendor's other FP8/FP4 steps, `plain` for others.
 Numerics AutoNumerics(const ModelConfig& config);
 
 // Rotary frequencies [rope_dims / 2] in fp32 (docs/model.md 7.2): the plain table of window layers

@@ -49,8 +49,8 @@ HcPostParams PostParams(const ForwardPass& pass) {
           .streams = pass.act.streams};
 }
 
-// A sub-layer after its hyper-connection, which also ends the one before if that is `open`: act.y has
-// yet to be mixed into the streams, as this one's has in the end.
+// A sub-layer after its hyper-connection, which also ends the one before if that is `open`: act.y
+// has yet to be mixed into the streams, as this one's has in the end.
 void RunSubLayer(const ForwardPass& pass, int64_t layer, bool open,
                  const HyperConnectionWeights& weights, const TensorView& norm,
                  SubLayer sub_layer) {

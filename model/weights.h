@@ -14,8 +14,8 @@
 namespace lodestone {
 
 // Shapes below are those of the matrices [out, in]; a PackedWeight holds one in the backend's own
-// layout, in the format of the checkpoint: bf16 where nothing else is said, "dense" and "expert" are
-// ModelConfig::dense_format and expert_format. Dims as in kernels/op_params.h.
+// layout, in the format of the checkpoint: bf16 where nothing else is said, "dense" and "expert"
+// are ModelConfig::dense_format and expert_format. Dims as in kernels/op_params.h.
 
 struct HyperConnectionWeights {
   PackedWeight fn;   // f32 [M*(M+2), M*D]; final collapse: [M, M*D]
@@ -87,8 +87,8 @@ int64_t WeightBytes(const ModelConfig& config, const Ops& ops);
 
 // Packs every tensor of `checkpoint` and gives its file pages back to the system on the way; the
 // checkpoint can be closed afterwards. `progress` is called on any of `num_threads` threads, by one
-// at a time. INVALID_ARGUMENT, naming file and tensor, if an expert number of a hash table is out of
-// range; RESOURCE_EXHAUSTED without memory for the weights.
+// at a time. INVALID_ARGUMENT, naming file and tensor, if an expert number of a hash table is out
+// of range; RESOURCE_EXHAUSTED without memory for the weights.
 absl::StatusOr<Weights> LoadWeights(const ModelConfig& config, const Checkpoint& checkpoint,
                                     const Ops& ops, const LoadProgress& progress,
                                     int num_threads = 1);

@@ -22,8 +22,8 @@ struct PrefillConfig {
     visit(chunk_tokens, "chunk-tokens",
           "prompt tokens computed in one step; whole: a prompt of --max-context at once",
           "Compute");
-    visit(link_idle, "link-idle", "a link to a decode worker is closed when it was not used for so long",
-          "Hand-off");
+    visit(link_idle, "link-idle",
+          "a link to a decode worker is closed when it was not used for so long", "Hand-off");
     visit(grpc_port, "grpc-port", "port of the gRPC server; 0 = any free", "Network");
     visit(metrics_port, "metrics-port", "port of /metrics; 0 = any free", "Network");
   }

@@ -48,8 +48,9 @@ class PrefillWorker {
   // Takes effect between two chunks; a request that has its answer already is left alone.
   void Cancel(PrefillTicket ticket);
 
-  // Until `end_requested`, or the operator's drain signal, and the running requests have ended or the drain time is over; what is
-  // left then is told so. INTERNAL if the engine failed: the process must end then.
+  // Until `end_requested`, or the operator's drain signal, and the running requests have ended or
+  // the drain time is over; what is left then is told so. INTERNAL if the engine failed: the
+  // process must end then.
   absl::Status Loop(const std::function<bool()>& end_requested);
 
  private:

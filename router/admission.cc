@@ -26,8 +26,9 @@ ApiOr<Admission::Ticket> Admission::Enter(int64_t num_tokens) {
                                   limits_.max_queued));
   }
   if (!line_.empty() && queued_tokens_ + num_tokens > limits_.max_queued_tokens) {
-    return QueueFull(absl::StrCat("prompts of ", queued_tokens_, " tokens are waiting, this one has ",
-                                  num_tokens, ", limit of all is ", limits_.max_queued_tokens));
+    return QueueFull(absl::StrCat("prompts of ", queued_tokens_,
+                                  " tokens are waiting, this one has ", num_tokens,
+                                  ", limit of all is ", limits_.max_queued_tokens));
   }
   return Ticket(this, Insert(line_.end(), num_tokens), RealClock()->Now() + limits_.queue_timeout);
 }

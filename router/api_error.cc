@@ -54,7 +54,8 @@ std::string ApiError::Body(std::string_view request_id) const {
   }
   json.Key("code").String(code);
   // An error may be the last event of a stream.
-  if (!details.empty() && std::ssize(details) <= kMaxEventBytes / 2) json.Key("details").Raw(details);
+  if (!details.empty() && std::ssize(details) <= kMaxEventBytes / 2)
+    json.Key("details").Raw(details);
   if (!request_id.empty()) json.Key("request_id").String(request_id);
   json.Close("}").Close("}");
   return json.Take();

@@ -68,8 +68,8 @@ struct RouterConfig {
           "new tokens where a chat or gRPC request names none; cut to what fits", "Limits");
     visit(max_running, "max-running", "requests that run at once", "Limits");
     visit(queue_size, "queue-size", "requests that may wait; more are answered 429", "Limits");
-    visit(queue_tokens, "queue-tokens", "tokens of the prompts that may wait; more are answered 429",
-          "Limits");
+    visit(queue_tokens, "queue-tokens",
+          "tokens of the prompts that may wait; more are answered 429", "Limits");
     visit(queue_timeout, "queue-timeout", "longest wait for a place, then 429", "Limits");
     visit(request_timeout, "request-timeout", "longest life of a request, then 504", "Limits");
     visit(max_body, "max-body", "largest HTTP body", "Limits");

@@ -22,14 +22,16 @@ constexpr std::chrono::milliseconds kWriteTimeout{60'000};
 
 std::optional<ApiError> CheckNumber(const char* name, double value, double low, double high) {
   if (value >= low && value <= high) return std::nullopt;
-  return InvalidValue(absl::StrCat("sampling.", name),
-                      absl::StrCat("sampling.", name, " is ", value, ", expected ", low, " to ", high));
+  return InvalidValue(
+      absl::StrCat("sampling.", name),
+      absl::StrCat("sampling.", name, " is ", value, ", expected ", low, " to ", high));
 }
 
 std::optional<ApiError> CheckCount(const char* name, size_t count, size_t limit) {
   if (count <= limit) return std::nullopt;
-  return InvalidValue(absl::StrCat("sampling.", name),
-                      absl::StrCat("sampling.", name, " has ", count, " entries, limit is ", limit));
+  return InvalidValue(
+      absl::StrCat("sampling.", name),
+      absl::StrCat("sampling.", name, " has ", count, " entries, limit is ", limit));
 }
 
 std::optional<ApiError> CheckSampling(const SamplingParams& sampling, int32_t vocab_size) {
@@ -47,7 +49,8 @@ std::optional<ApiError> CheckSampling(const SamplingParams& sampling, int32_t vo
     return e;
   }
   if (Check e = CheckCount("logit_bias", sampling.logit_bias.size(), kMaxLogitBias)) return e;
-  if (Check e = CheckTokenIds(sampling.stop_token_ids, vocab_size, "sampling.stop_token_ids")) return e;
+  if (Check e = CheckTokenIds(sampling.stop_token_ids, vocab_size, "sampling.stop_token_ids"))
+    return e;
   for (const auto& [token, bias] : sampling.logit_bias) {
     if (Check e = CheckTokenIds({token}, vocab_size, "sampling.logit_bias")) return e;
     if (Check e = CheckNumber("logit_bias", bias, -100, 100)) return e;
@@ -101,8 +104,8 @@ ApiOr<ApiRequest> ParseRequest(const v1::GenerateRequest& proto, const ModelInfo
   return api;
 }
 
-// One Generate call: the reactor of gRPC and the sink of the flow. Lives until gRPC has reported the
-// end and the task has ended.
+// One Generate call: the reactor of gRPC and the sink of the flow. Lives until gRPC has reported
+// the end and the task has ended.
 class Generation final : public grpc::ServerWriteReactor<v1::GenerateReply>,
                          public TokenSink,
                          public std::enable_shared_from_this<Generation> {

@@ -61,8 +61,9 @@ std::vector<std::pair<std::string, std::string>> CommonHeaders(const ReplyContex
 }
 
 std::string ServerTiming(const RequestTimings& timings) {
-  return absl::StrCat("queue;dur=", timings.queue_seconds * 1e3, ", prefill;dur=",
-                      timings.prefill_seconds * 1e3, ", handoff;dur=", timings.handoff_seconds * 1e3,
+  return absl::StrCat("queue;dur=", timings.queue_seconds * 1e3,
+                      ", prefill;dur=", timings.prefill_seconds * 1e3,
+                      ", handoff;dur=", timings.handoff_seconds * 1e3,
                       ", decode;dur=", timings.decode_seconds * 1e3);
 }
 
@@ -306,7 +307,8 @@ HttpResponse ErrorResponse(const ApiError& error, const std::string& request_id)
   response.headers.emplace_back("x-request-id", request_id);
   if (error.retry_after.has_value()) {
     const int64_t ms = error.retry_after->count();
-    response.headers.emplace_back("Retry-After", absl::StrCat(std::max<int64_t>(1, (ms + 999) / 1000)));
+    response.headers.emplace_back("Retry-After",
+                                  absl::StrCat(std::max<int64_t>(1, (ms + 999) / 1000)));
     response.headers.emplace_back("retry-after-ms", absl::StrCat(ms));
   }
   if (error.should_retry.has_value()) {

@@ -43,8 +43,8 @@ class HttpRequestParser {
   // Of the body as the head announces it; nullopt for a chunked one. REQUIRES: is_header_done().
   std::optional<int64_t> announced_body_bytes() const;
   // What is wrong with the head, or with its trailers a whole request: a target (414) or headers
-  // (431) over the limits, or a Transfer-Encoding that is not just "chunked" (501): proxies in front
-  // may see another end of such a body. REQUIRES: parser().is_header_done().
+  // (431) over the limits, or a Transfer-Encoding that is not just "chunked" (501): proxies in
+  // front may see another end of such a body. REQUIRES: parser().is_header_done().
   std::optional<HttpRefusal> CheckHead() const;
   HttpRefusal RefusalOf(const Error& error) const;
   // The request without `received_at`. REQUIRES: parser().is_done(); call once.

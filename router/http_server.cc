@@ -17,7 +17,8 @@ using Tcp = asio::ip::tcp;
 using Error = boost::system::error_code;
 
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
-// The kernel's share of what waits for a client that does not read; without a limit it takes megabytes.
+// The kernel's share of what waits for a client that does not read; without a limit it takes
+// megabytes.
 constexpr int kSocketSendBytes = 256 << 10;
 
 class BeastServer final : public HttpServer {
@@ -72,19 +73,20 @@ class BeastServer final : public HttpServer {
       }
       socket.set_option(Tcp::no_delay(true), error);
       socket.set_option(Tcp::socket::send_buffer_size(kSocketSendBytes), error);
-      tasks_.Spawn(Serve(std::make_shared<HttpConnection>(loop_, std::move(socket), limits_, &bodies_,
-                                                      handler_, stopping_)));
+      tasks_.Spawn(Serve(std::make_shared<HttpConnection>(loop_, std::move(socket), limits_,
+                                                          &bodies_, handler_, stopping_)));
     }
   }
 
   // The answer fits into the empty buffer of a new socket: nothing has to wait for it.
   void RefuseConnection(Tcp::socket& socket) {
-    const std::string why =
-        absl::StrCat(num_connections(), " connections are open, limit is ", limits_.max_connections);
+    const std::string why = absl::StrCat(num_connections(), " connections are open, limit is ",
+                                         limits_.max_connections);
     LOG_EVERY_SECONDS(WARNING, 5) << "refusing a connection: " << why;
     const HttpResponse refusal = handler_->Refusal(503, why);
     std::string text = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n";
-    for (const auto& [name, value] : refusal.headers) absl::StrAppend(&text, name, ": ", value, "\r\n");
+    for (const auto& [name, value] : refusal.headers)
+      absl::StrAppend(&text, name, ": ", value, "\r\n");
     absl::StrAppend(&text, "Connection: close\r\nContent-Length: ", refusal.body.size(), "\r\n\r\n",
                     refusal.body);
     Error ignored;

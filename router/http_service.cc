@@ -131,7 +131,8 @@ Task<void> HttpService::Handle(const HttpRequest& request, HttpExchange& exchang
     response = UnknownPath(request.path);
   } else if (request.method != method && !head_for_get) {
     const std::string allow = method == "GET" ? "GET, HEAD" : method;
-    response = ErrorResponse(WrongMethod(request.method, request.path, allow), RequestIdOf(request));
+    response =
+        ErrorResponse(WrongMethod(request.method, request.path, allow), RequestIdOf(request));
   } else if (route == Route::kChat || route == Route::kCompletions) {
     co_await Generate(route == Route::kChat ? ApiKind::kChat : ApiKind::kCompletions, request,
                       exchange);
@@ -205,7 +206,8 @@ HttpResponse HttpService::OneModel(const std::string& name) const {
 HttpResponse HttpService::UnknownPath(const std::string& path) const {
   const std::string shown = path.substr(0, 128);
   std::vector<std::pair<size_t, std::string>> near;
-  for (const RouteEntry& entry : Routes()) near.emplace_back(EditDistance(shown, entry.path), entry.path);
+  for (const RouteEntry& entry : Routes())
+    near.emplace_back(EditDistance(shown, entry.path), entry.path);
   std::sort(near.begin(), near.end());
   ApiError error;
   error.http_status = 404;

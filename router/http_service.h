@@ -44,7 +44,17 @@ class HttpService final : public HttpHandler {
   HttpResponse Refusal(int status, std::string message) override;
 
  private:
-  enum class Route { kChat, kCompletions, kModels, kModel, kHealth, kLive, kReady, kMetrics, kVersion };
+  enum class Route {
+    kChat,
+    kCompletions,
+    kModels,
+    kModel,
+    kHealth,
+    kLive,
+    kReady,
+    kMetrics,
+    kVersion
+  };
   struct RouteEntry {
     const char* path;
     const char* method;

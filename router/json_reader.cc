@@ -148,7 +148,8 @@ class Builder {
 // the bytes just before the place of the error.
 bool EndsInHalfPair(std::string_view text, size_t end) {
   constexpr size_t kEscapeBytes = 6;  // \\ud83d
-  for (size_t at = end < 9 ? 0 : end - 9; at + kEscapeBytes <= std::min(end + 1, text.size()); ++at) {
+  for (size_t at = end < 9 ? 0 : end - 9; at + kEscapeBytes <= std::min(end + 1, text.size());
+       ++at) {
     const std::string_view escape = text.substr(at, kEscapeBytes);
     const bool is_high = escape.starts_with("\\u") && (escape[2] | 0x20) == 'd' &&
                          std::string_view("89abAB").find(escape[3]) != std::string_view::npos;
@@ -169,7 +170,8 @@ std::string Explain(const boost::system::error_code& error, bool half_pair,
     return absl::StrCat("is nested deeper than ", limits.max_depth, " levels");
   }
   if (half_pair || error == json::error::illegal_leading_surrogate ||
-      error == json::error::illegal_trailing_surrogate || error == json::error::expected_utf16_escape) {
+      error == json::error::illegal_trailing_surrogate ||
+      error == json::error::expected_utf16_escape) {
     return "contains half of a surrogate pair, which is not a character";
   }
   if (error == json::error::incomplete) return "ends too early";
@@ -247,16 +249,18 @@ std::optional<int64_t> FieldReader::Int(std::string_view name, int64_t low, int6
   if (!number.has_value()) {
     if (value->is_number()) {
       const std::string text = json::serialize(*value);
-      Fail(InvalidType(PathOf(name), absl::StrCat(PathOf(name), " is ", text,
-                                                  ", expected an integer from ", low, " to ", high)));
+      Fail(InvalidType(PathOf(name),
+                       absl::StrCat(PathOf(name), " is ", text, ", expected an integer from ", low,
+                                    " to ", high)));
     } else {
       FailType(name, "an integer", *value);
     }
     return std::nullopt;
   }
   if (*number < low || *number > high) {
-    Fail(InvalidValue(PathOf(name), absl::StrCat(PathOf(name), " is ", *number,
-                                                 ", expected an integer from ", low, " to ", high)));
+    Fail(
+        InvalidValue(PathOf(name), absl::StrCat(PathOf(name), " is ", *number,
+                                                ", expected an integer from ", low, " to ", high)));
     return std::nullopt;
   }
   return number;

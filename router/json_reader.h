@@ -23,8 +23,8 @@ struct JsonLimits {
   size_t max_nodes = kMaxBodyJsonNodes;  // values, containers included
 };
 
-// The JSON document of a client. A 400 names what is wrong and, as `param`, the path of the value it
-// is wrong in: syntax, nesting or size over the limits, a key that an object has twice, a string
+// The JSON document of a client. A 400 names what is wrong and, as `param`, the path of the value
+// it is wrong in: syntax, nesting or size over the limits, a key that an object has twice, a string
 // that is not Unicode (bytes that are not UTF-8, a lone surrogate escape).
 ApiOr<json::value> ParseJson(std::string_view text, const JsonLimits& limits = {});
 

@@ -1,7 +1,7 @@
-// Every limit on what a client may send, ask for or make the router hold, in the order in which they
-// are checked: what exceeds one is refused before anything is allocated for it, with a message that
-// has both values. Those that a deployment may want to change are defaults of RouterConfig; the rest
-// is fixed. tests/router/limits_test.cc walks this list.
+// Every limit on what a client may send, ask for or make the router hold, in the order in which
+// they are checked: what exceeds one is refused before anything is allocated for it, with a message
+// that has both values. Those that a deployment may want to change are defaults of RouterConfig;
+// the rest is fixed. tests/router/limits_test.cc walks this list.
 #pragma once
 
 #include <chrono>

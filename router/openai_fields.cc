@@ -33,17 +33,19 @@ void ReadLogitBias(FieldReader& reader, int32_t vocab_size, SamplingParams& samp
   const json::object* bias = reader.Object("logit_bias");
   if (bias == nullptr) return;
   if (bias->size() > kMaxLogitBias) {
-    return reader.Fail(InvalidValue("logit_bias", absl::StrCat("logit_bias has ", bias->size(),
-                                                               " entries, limit is ", kMaxLogitBias)));
+    return reader.Fail(InvalidValue(
+        "logit_bias",
+        absl::StrCat("logit_bias has ", bias->size(), " entries, limit is ", kMaxLogitBias)));
   }
   for (const json::key_value_pair& entry : *bias) {
     const std::string key(entry.key().data(), entry.key().size());
     int32_t token = -1;
     const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
-    if (error != std::errc() || end != key.data() + key.size() || token < 0 || token >= vocab_size) {
-      return reader.Fail(InvalidValue(
-          absl::StrCat("logit_bias.", key),
-          absl::StrCat("logit_bias has the key ", key, ", expected a token id below ", vocab_size)));
+    if (error != std::errc() || end != key.data() + key.size() || token < 0 ||
+        token >= vocab_size) {
+      return reader.Fail(InvalidValue(absl::StrCat("logit_bias.", key),
+                                      absl::StrCat("logit_bias has the key ", key,
+                                                   ", expected a token id below ", vocab_size)));
     }
     const double value = entry.value().is_number() ? entry.value().to_number<double>() : 1e9;
     if (!(value >= -100 && value <= 100)) {
@@ -60,8 +62,8 @@ void ReadSampling(FieldReader& reader, const SchemaRules& rules, ApiRequest& req
   SamplingParams& sampling = request.sampling;
   sampling.temperature = reader.Number("temperature", 0, 2).value_or(rules.default_temperature);
   sampling.top_p = reader.Number("top_p", 0, 1).value_or(rules.default_top_p);
-  sampling.top_k = static_cast<int32_t>(
-      std::max<int64_t>(0, reader.Int("top_k", -1, std::numeric_limits<int32_t>::max()).value_or(0)));
+  sampling.top_k = static_cast<int32_t>(std::max<int64_t>(
+      0, reader.Int("top_k", -1, std::numeric_limits<int32_t>::max()).value_or(0)));
   if (sampling.top_p == 0) {  // only the most likely token; 0 means "off" to the workers
     sampling.top_p = 1;
     sampling.top_k = 1;
@@ -106,14 +108,15 @@ void ReadStop(FieldReader& reader, ApiRequest& request) {
                                                         ", expected a string or an array")));
   }
   if (stop->get_array().size() > StopMatcher::kMaxStops) {
-    return reader.Fail(InvalidValue("stop", absl::StrCat("stop has ", stop->get_array().size(),
-                                                         " strings, limit is ", StopMatcher::kMaxStops)));
+    return reader.Fail(
+        InvalidValue("stop", absl::StrCat("stop has ", stop->get_array().size(),
+                                          " strings, limit is ", StopMatcher::kMaxStops)));
   }
   for (const json::value& element : stop->get_array()) {
     const std::string path = Element("stop", request.stop.size());
     if (!element.is_string()) {
-      return reader.Fail(InvalidType(path, absl::StrCat(path, " is ", std::string(TypeName(element)),
-                                                        ", expected a string")));
+      return reader.Fail(InvalidType(
+          path, absl::StrCat(path, " is ", std::string(TypeName(element)), ", expected a string")));
     }
     request.stop.emplace_back(element.get_string());
     CheckStop(reader, path, request.stop.back());
@@ -157,8 +160,9 @@ std::vector<TokenId> ReadTokenIds(FieldReader& reader, const json::array& array,
     const std::optional<int64_t> id = AsInteger(element);
     if (!id.has_value() || *id < 0 || *id >= vocab_size) {
       const std::string place = Element(path, ids.size());
-      const std::string message = absl::StrCat(place, " is ", json::serialize(element).substr(0, 64),
-                                               ", expected a token id from 0 to ", vocab_size - 1);
+      const std::string message =
+          absl::StrCat(place, " is ", json::serialize(element).substr(0, 64),
+                       ", expected a token id from 0 to ", vocab_size - 1);
       reader.Fail(id.has_value() ? InvalidValue(place, message) : InvalidType(place, message));
       return {};
     }

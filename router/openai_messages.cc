@@ -69,8 +69,9 @@ ChatRole ReadRole(FieldReader& message) {
   if (role == "function") {
     message.Fail(Unsupported(path, absl::StrCat(path, " is \"function\", use \"tool\"")));
   } else {
-    message.Fail(InvalidValue(path, absl::StrCat(path, " is \"", role.substr(0, 64), "\", expected ",
-                                                 "system, developer, user, assistant or tool")));
+    message.Fail(
+        InvalidValue(path, absl::StrCat(path, " is \"", role.substr(0, 64), "\", expected ",
+                                        "system, developer, user, assistant or tool")));
   }
   return ChatRole::kUser;
 }

@@ -20,7 +20,11 @@ void WriteUsage(JsonText& json, const Usage& usage) {
   json.Open("{").Key("prompt_tokens").Int(usage.prompt_tokens);
   json.Key("completion_tokens").Int(usage.completion_tokens);
   json.Key("total_tokens").Int(usage.prompt_tokens + usage.completion_tokens);
-  json.Key("prompt_tokens_details").Open("{").Key("cached_tokens").Int(usage.cached_tokens).Close("}");
+  json.Key("prompt_tokens_details")
+      .Open("{")
+      .Key("cached_tokens")
+      .Int(usage.cached_tokens)
+      .Close("}");
   json.Key("completion_tokens_details").Open("{");
   json.Key("reasoning_tokens").Int(usage.reasoning_tokens).Close("}");
   json.Key("prompt_cache_hit_tokens").Int(usage.cached_tokens);
@@ -130,9 +134,13 @@ class OpenAiReply::Writer {
   }
 
   void ChatToken(TokenId token, float logprob) {
-    json_.Key("token").String(tokenizer_.TokenBytes(token)).Key("logprob").Number(Reported(logprob));
+    json_.Key("token")
+        .String(tokenizer_.TokenBytes(token))
+        .Key("logprob")
+        .Number(Reported(logprob));
     json_.Key("bytes").Open("[");
-    for (const char byte : tokenizer_.TokenBytes(token)) json_.Int(static_cast<unsigned char>(byte));
+    for (const char byte : tokenizer_.TokenBytes(token))
+      json_.Int(static_cast<unsigned char>(byte));
     json_.Close("]");
   }
 
@@ -264,7 +272,8 @@ std::string TokenLabel(const Tokenizer& tokenizer, TokenId token) {
   const std::string_view bytes = tokenizer.TokenBytes(token);
   if (ValidateUtf8(bytes)) return std::string(bytes);
   std::string label = "bytes:";
-  for (const char byte : bytes) absl::StrAppendFormat(&label, "\\x%02x", static_cast<unsigned char>(byte));
+  for (const char byte : bytes)
+    absl::StrAppendFormat(&label, "\\x%02x", static_cast<unsigned char>(byte));
   return label;
 }
 

@@ -15,8 +15,9 @@ constexpr int64_t kAnyCount = std::numeric_limits<int64_t>::max();
 void AskThinking(FieldReader& reader, std::string_view name, bool thinking,
                  std::optional<bool>& wanted) {
   if (wanted.has_value() && *wanted != thinking) {
-    reader.Fail(InvalidValue(name, absl::StrCat(std::string(name), " contradicts another field: one "
-                                                                   "asks for thinking, one against it")));
+    reader.Fail(InvalidValue(name, absl::StrCat(std::string(name),
+                                                " contradicts another field: one "
+                                                "asks for thinking, one against it")));
   }
   wanted = thinking;
 }
@@ -47,8 +48,9 @@ void ReadThinking(FieldReader& reader, ApiRequest& request) {
     FieldReader nested(*object, "thinking", &error);
     const std::string type = nested.String("type").value_or("");
     if (type != "enabled" && type != "disabled") {
-      nested.Fail(InvalidValue("thinking.type", absl::StrCat("thinking.type is \"", type.substr(0, 64),
-                                                             "\", expected enabled or disabled")));
+      nested.Fail(
+          InvalidValue("thinking.type", absl::StrCat("thinking.type is \"", type.substr(0, 64),
+                                                     "\", expected enabled or disabled")));
     }
     AskThinking(reader, "thinking", type == "enabled", thinking);
   }
@@ -71,8 +73,9 @@ void ReadChatMaxTokens(FieldReader& reader, ApiRequest& request) {
   const std::optional<int64_t> modern = reader.Int("max_completion_tokens", 1, kAnyCount);
   const std::optional<int64_t> deprecated = reader.Int("max_tokens", 1, kAnyCount);
   if (modern.has_value() && deprecated.has_value() && *modern != *deprecated) {
-    reader.Fail(InvalidValue("max_tokens", absl::StrCat("max_tokens is ", *deprecated,
-                                                        " but max_completion_tokens is ", *modern)));
+    reader.Fail(InvalidValue(
+        "max_tokens",
+        absl::StrCat("max_tokens is ", *deprecated, " but max_completion_tokens is ", *modern)));
   }
   request.max_tokens = modern.has_value() ? modern : deprecated;
 }
@@ -127,8 +130,9 @@ void ReadPrompts(FieldReader& reader, int32_t vocab_size, ApiRequest& request) {
     } else if (element.is_array()) {
       request.prompts.emplace_back(ReadTokenIds(reader, element.get_array(), path, vocab_size));
     } else {
-      return reader.Fail(InvalidType(path, absl::StrCat(path, " is ", std::string(TypeName(element)),
-                                                        ", expected a string or token ids")));
+      return reader.Fail(
+          InvalidType(path, absl::StrCat(path, " is ", std::string(TypeName(element)),
+                                         ", expected a string or token ids")));
     }
   }
 }
@@ -140,7 +144,8 @@ void CheckPromptsNotEmpty(FieldReader& reader, const ApiRequest& request) {
     if (empty) {
       const std::string path =
           request.prompts.size() == 1 ? "prompt" : absl::StrCat("prompt[", i, "]");
-      reader.Fail(InvalidValue(path, absl::StrCat(path, " is empty: at least one token is needed")));
+      reader.Fail(
+          InvalidValue(path, absl::StrCat(path, " is empty: at least one token is needed")));
     }
   }
 }
@@ -184,7 +189,8 @@ ApiOr<ApiRequest> ParseFields(std::string_view body, const SchemaRules& rules, A
   request.unknown_fields = reader.Unknown();
   if (!error.has_value() && rules.strict && !request.unknown_fields.empty()) {
     const std::string& name = request.unknown_fields.front();
-    error = Unsupported(name, absl::StrCat("unknown field ", name.substr(0, 64), " (--strict-api)"));
+    error =
+        Unsupported(name, absl::StrCat("unknown field ", name.substr(0, 64), " (--strict-api)"));
   }
   if (error.has_value()) return *error;
   return request;
@@ -222,8 +228,8 @@ std::optional<ApiError> CheckTokenIds(const std::vector<TokenId>& ids, int32_t v
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] >= 0 && ids[i] < vocab_size) continue;
     const std::string place = absl::StrCat(std::string(path), "[", i, "]");
-    return InvalidValue(place, absl::StrCat(place, " is ", ids[i], ", expected a token id from 0 to ",
-                                            vocab_size - 1));
+    return InvalidValue(place, absl::StrCat(place, " is ", ids[i],
+                                            ", expected a token id from 0 to ", vocab_size - 1));
   }
   return std::nullopt;
 }

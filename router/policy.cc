@@ -61,7 +61,8 @@ NoPlacement Unserved(WorkerRole role, const WorkerList& workers, std::string why
   none.error.http_status = 503;
   none.error.code = absl::StrCat("no_", std::string(Name(role)), "_worker");
   none.error.message = std::move(why);
-  none.error.details = JsonText().Open("{").Key("workers").Raw(DescribeWorkers(workers)).Close("}").Take();
+  none.error.details =
+      JsonText().Open("{").Key("workers").Raw(DescribeWorkers(workers)).Close("}").Take();
   none.error.retry_after = kRetrySoon;
   return none;
 }
@@ -100,8 +101,9 @@ NoPlacement TooLarge(const PlacementNeeds& needs, const WorkerList& workers) {
                           "lower n or max_tokens"));
     return none;
   }
-  return Unserved(WorkerRole::kDecode, workers,
-                  absl::StrCat("no ready pair of workers can hold ", needs.total_tokens, " tokens"));
+  return Unserved(
+      WorkerRole::kDecode, workers,
+      absl::StrCat("no ready pair of workers can hold ", needs.total_tokens, " tokens"));
 }
 
 NoPlacement Full(const PlacementNeeds& needs) {
@@ -120,7 +122,8 @@ NoPlacement Full(const PlacementNeeds& needs) {
 
 PlacementOr PlaceAmong(const PlacementNeeds& needs, const WorkerList& prefills,
                        const WorkerList& decodes, const WorkerList& workers) {
-  if (prefills.empty()) return Unserved(WorkerRole::kPrefill, workers, "no prefill worker is ready");
+  if (prefills.empty())
+    return Unserved(WorkerRole::kPrefill, workers, "no prefill worker is ready");
   if (decodes.empty()) return Unserved(WorkerRole::kDecode, workers, "no decode worker is ready");
   // Larger is better, element by element: link up, free decode bytes, fewest queued tokens.
   using Score = std::tuple<bool, int64_t, int64_t>;

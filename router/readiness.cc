@@ -57,7 +57,8 @@ bool Readiness::ready() const {
                      [this](const Pair& pair) { return proven_.contains(pair); });
 }
 
-// At once, not when the watch comes round: a probe may keep it busy while a worker stops and goes on.
+// At once, not when the watch comes round: a probe may keep it busy while a worker stops and goes
+// on.
 void Readiness::NotifyChange() {
   const std::set<Pair> live = LivePairs();
   std::erase_if(proven_, [&](const Pair& pair) { return !live.contains(pair); });
@@ -68,8 +69,8 @@ void Readiness::NotifyChange() {
 Task<void> Readiness::Watch() {
   while (!stopping_) {
     const std::set<Pair> live = LivePairs();
-    const auto unproven = std::find_if(live.begin(), live.end(),
-                                       [this](const Pair& pair) { return !proven_.contains(pair); });
+    const auto unproven = std::find_if(
+        live.begin(), live.end(), [this](const Pair& pair) { return !proven_.contains(pair); });
     if (unproven == live.end()) {
       co_await changed_.WaitUntil(RealClock()->Now() + kIdlePause);
       continue;
@@ -97,8 +98,8 @@ Task<void> Readiness::Probe(Pair pair) {
   const bool ok = outcome.ok() && sink.count() == kProbeTokens;
   metrics_.ProbeEnded(ok);
   if (!ok) {
-    last_failure_ = outcome.ok() ? absl::StrCat("the probe got ", sink.count(), " tokens, expected ",
-                                                kProbeTokens)
+    last_failure_ = outcome.ok() ? absl::StrCat("the probe got ", sink.count(),
+                                                " tokens, expected ", kProbeTokens)
                                  : absl::StrCat("the probe failed: ", outcome.error().message);
     LOG_EVERY_SECONDS(WARNING, 5) << last_failure_;
     co_return;

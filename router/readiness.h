@@ -13,8 +13,8 @@ namespace lodestone {
 
 // Whether the cluster answers: true while a pair of live workers stands that a real generation has
 // gone through, prefill, hand-off and decode. New pairs are probed one after the other with a short
-// prompt of two new tokens; a worker that was not ready for a moment, however short, makes its pairs
-// new. Loop only.
+// prompt of two new tokens; a worker that was not ready for a moment, however short, makes its
+// pairs new. Loop only.
 class Readiness {
  public:
   Readiness(asio::io_context& loop, const ModelInfo* model, WorkerRegistry* registry,

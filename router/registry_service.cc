@@ -114,10 +114,12 @@ class Registration final : public grpc::ServerBidiReactor<v1::WorkerReport, v1::
   // Again on the same stream when a worker has loaded its model.
   absl::Status Register(TimePoint arrived_at) {
     gone_ = {};
-    if (!instance_id_.empty()) registry_.Remove(std::exchange(instance_id_, {}), "it says hello again");
+    if (!instance_id_.empty())
+      registry_.Remove(std::exchange(instance_id_, {}), "it says hello again");
     WorkerHello hello = FromProto(report_.hello());
     const std::string instance_id = hello.instance_id;
-    const absl::Status added = registry_.Add(std::move(hello), FromProto(report_.load()), arrived_at);
+    const absl::Status added =
+        registry_.Add(std::move(hello), FromProto(report_.load()), arrived_at);
     if (!added.ok()) return added;
     instance_id_ = instance_id;
     gone_ = registry_.Find(instance_id)->gone.OnCancel([this](const absl::Status& reason) {

@@ -10,6 +10,7 @@ namespace lodestone {
 
 // The gRPC service WorkerRegistry.Register over `registry`; both must outlive the server that it is
 // added to. `loop` runs the registry.
-std::unique_ptr<grpc::Service> MakeRegistryService(asio::io_context& loop, WorkerRegistry* registry);
+std::unique_ptr<grpc::Service> MakeRegistryService(asio::io_context& loop,
+                                                   WorkerRegistry* registry);
 
 }  // namespace lodestone

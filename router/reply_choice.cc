@@ -39,7 +39,8 @@ ReplyPiece HttpReply::Choice::ScoredPrompt(const PromptLogprobs& logprobs, size_
                                            Detokenizer& text) {
   ReplyPiece piece = NewPiece();
   piece.num_unscored = begin == 0 ? 1 : 0;
-  const size_t num_top = logprobs.logprobs.empty() ? 0 : logprobs.top.size() / logprobs.logprobs.size();
+  const size_t num_top =
+      logprobs.logprobs.empty() ? 0 : logprobs.top.size() / logprobs.logprobs.size();
   for (size_t i = begin; i < end; ++i) {
     GeneratedToken token;
     token.id = request_.prompt[i];

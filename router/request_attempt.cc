@@ -72,7 +72,8 @@ Task<absl::Status> RequestFlow::RunAttempt(Life& life) {
   // still live, so a failed prefill cannot leak decode memory.
   std::unique_ptr<LeaseTokens> tokens = decode->decode->Subscribe(life.lease);
   std::vector<std::unique_ptr<LeaseTokens>> fork_tokens;
-  for (const LeaseId fork : life.fork_leases) fork_tokens.push_back(decode->decode->Subscribe(fork));
+  for (const LeaseId fork : life.fork_leases)
+    fork_tokens.push_back(decode->decode->Subscribe(fork));
   life.phase = "prefill";
   absl::StatusOr<RunResult> run = co_await Prefill(life, *tokens);
   absl::Status status = run.status();

@@ -55,8 +55,8 @@ ApiOr<int64_t> NewTokens(const ApiRequest& api, int64_t prompt_tokens, const Mod
   const int64_t context = model.max_context_tokens;
   if (prompt_tokens >= context) {
     return ContextLengthExceeded(
-        prompt, absl::StrCat("the prompt has ", prompt_tokens, " tokens, the context holds ", context,
-                             " including at least one new token; shorten the prompt"));
+        prompt, absl::StrCat("the prompt has ", prompt_tokens, " tokens, the context holds ",
+                             context, " including at least one new token; shorten the prompt"));
   }
   if (api.max_tokens.has_value()) {
     const int64_t room = context - prompt_tokens;
@@ -92,9 +92,10 @@ std::optional<ApiError> CheckSampling(const ApiRequest& api, int64_t prompt_toke
   entries += num_tokens * (api.top_logprobs + 1);
   if (entries <= kMaxLogprobEntries) return std::nullopt;
   const char* field = api.api == ApiKind::kCompletions ? "logprobs" : "top_logprobs";
-  return InvalidValue(field, absl::StrCat("the answer may have ", entries,
-                                          " log-probabilities, limit is ", kMaxLogprobEntries,
-                                          "; ask for fewer prompts, tokens, choices or alternatives"));
+  return InvalidValue(
+      field,
+      absl::StrCat("the answer may have ", entries, " log-probabilities, limit is ",
+                   kMaxLogprobEntries, "; ask for fewer prompts, tokens, choices or alternatives"));
 }
 
 }  // namespace

@@ -15,8 +15,8 @@ struct BuildRules {
   std::chrono::milliseconds request_timeout{600'000};
 };
 
-// The seed of a choice of a request that has `seed`: the first one, 0, has that itself, so a request
-// for one choice is the same as the first of several.
+// The seed of a choice of a request that has `seed`: the first one, 0, has that itself, so a
+// request for one choice is the same as the first of several.
 uint64_t ChoiceSeed(uint64_t seed, int choice);
 
 // The prompts of a request in tokens, each with its complete sampling. Renders, tokenises and

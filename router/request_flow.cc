@@ -71,7 +71,8 @@ Task<ApiOr<Outcome>> RequestFlow::Run(const Request& request, std::span<TokenSin
   }
   Life& first = *family.lives.front();
   if (!request.is_probe) {
-    ApiOr<Admission::Ticket> entered = admission_->Enter(static_cast<int64_t>(request.prompt.size()));
+    ApiOr<Admission::Ticket> entered =
+        admission_->Enter(static_cast<int64_t>(request.prompt.size()));
     if (!entered.ok()) co_return entered.error();
     first.ticket.emplace(std::move(entered).value());
   }
@@ -129,7 +130,8 @@ Task<std::optional<ApiError>> RequestFlow::NextAttempt(Life& life, absl::Status 
         admission_->EnterRunning(static_cast<int64_t>(life.request.prompt.size())));
   }
   const bool busy = status.code() == absl::StatusCode::kResourceExhausted;
-  life.ticket->Return(busy ? Admission::Ticket::Patience::kKept : Admission::Ticket::Patience::kNew);
+  life.ticket->Return(busy ? Admission::Ticket::Patience::kKept
+                           : Admission::Ticket::Patience::kNew);
   co_return std::nullopt;
 }
 

@@ -57,8 +57,8 @@ class RequestFlow {
               Admission* admission, RouterMetrics* metrics);
 
   // Every token of every choice to its sink, then how they ended, together: the prompt is counted
-  // once; or one error. Ends soon after `client` is cancelled, having given everything back. A probe
-  // neither queues nor runs again. One sink a choice. All arguments must outlive the task.
+  // once; or one error. Ends soon after `client` is cancelled, having given everything back. A
+  // probe neither queues nor runs again. One sink a choice. All arguments must outlive the task.
   Task<ApiOr<Outcome>> Run(const Request& request, std::span<TokenSink* const> sinks,
                            CancelSource& client);
   // Of a request with one choice.

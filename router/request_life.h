@@ -1,4 +1,5 @@
-// What RequestFlow keeps of a request while it runs. For request_flow.cc and request_attempt.cc alone.
+// What RequestFlow keeps of a request while it runs. For request_flow.cc and request_attempt.cc
+// alone.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +34,8 @@ struct RequestFlow::Life {
   SamplingParams sampling;
   TokenSink& sink;
   CancelSource& client;
-  std::optional<Admission::Ticket> ticket{};  // none: a probe, or it runs on that of the first choice
+  std::optional<Admission::Ticket>
+      ticket{};  // none: a probe, or it runs on that of the first choice
 
   // The attempt.
   int attempt = 1;
@@ -75,7 +77,8 @@ struct RequestFlow::Life {
   }
 };
 
-// All choices of a request. The attempt of the first one that succeeds in prefill begins the others.
+// All choices of a request. The attempt of the first one that succeeds in prefill begins the
+// others.
 struct RequestFlow::Family {
   explicit Family(asio::io_context& loop) : forks(loop), handed_over(loop) {}
 

@@ -5,7 +5,8 @@
 namespace lodestone {
 
 void RecordEnd(const RequestEnd& end, RouterMetrics& metrics) {
-  const double seconds = std::chrono::duration<double>(RealClock()->Now() - end.received_at).count();
+  const double seconds =
+      std::chrono::duration<double>(RealClock()->Now() - end.received_at).count();
   const int status = end.error.has_value() ? end.error->http_status : 200;
   FinishReason reason = end.outcome.finish_reason;
   if (end.error.has_value()) {

@@ -67,8 +67,8 @@ class RouterImpl final : public Router {
                      HttpServer::Start(loop_, config_.bind, static_cast<int>(config_.http_port),
                                        config_.ToHttpLimits(), http_service_.get()));
     RETURN_IF_ERROR(StartGrpc());
-    ASSIGN_OR_RETURN(exposer_, MetricsExposer::Start(config_.bind,
-                                                     static_cast<int>(config_.metrics_port), metrics_));
+    ASSIGN_OR_RETURN(exposer_, MetricsExposer::Start(
+                                   config_.bind, static_cast<int>(config_.metrics_port), metrics_));
     ports_.http = http_server_->port();
     ports_.metrics = exposer_->port();
     return absl::OkStatus();
@@ -160,7 +160,8 @@ class RouterImpl final : public Router {
     context_.draining = true;
     readiness_.Stop();
     co_await http_server_->Stop(deadline);
-    while (admission_.num_running() + admission_.num_queued() > 0 && RealClock()->Now() < deadline) {
+    while (admission_.num_running() + admission_.num_queued() > 0 &&
+           RealClock()->Now() < deadline) {
       co_await SleepUntil(loop_, RealClock()->Now() + std::chrono::milliseconds(20));
     }
     registry_.Stop();

@@ -20,8 +20,8 @@ class Router {
     int metrics = 0;
   };
 
-  // Listens and serves from here on. The config is checked first. INVALID_ARGUMENT, NOT_FOUND (model
-  // files), UNAVAILABLE (a port that cannot be bound).
+  // Listens and serves from here on. The config is checked first. INVALID_ARGUMENT, NOT_FOUND
+  // (model files), UNAVAILABLE (a port that cannot be bound).
   static absl::StatusOr<std::unique_ptr<Router>> Start(const RouterConfig& config);
   // With `model` instead of the files that the config names.
   static absl::StatusOr<std::unique_ptr<Router>> Start(const RouterConfig& config,
@@ -30,7 +30,8 @@ class Router {
   virtual ~Router() = default;
 
   virtual Ports ports() const = 0;
-  // Takes no new request, lets the running ones end for at most `drain`, ends everything. Idempotent.
+  // Takes no new request, lets the running ones end for at most `drain`, ends everything.
+  // Idempotent.
   virtual void Stop(std::chrono::milliseconds drain) = 0;
 };
 

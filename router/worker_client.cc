@@ -40,8 +40,8 @@ std::chrono::system_clock::time_point ToWallTime(TimePoint deadline) {
                                                                          RealClock()->Now());
 }
 
-// What a worker said. CANCELLED is a client's wish everywhere else: a worker that gives up by itself
-// is one that fails.
+// What a worker said. CANCELLED is a client's wish everywhere else: a worker that gives up by
+// itself is one that fails.
 absl::Status FromWorker(int code, const std::string& message, const std::string& address) {
   if (code == grpc::StatusCode::OK) return absl::OkStatus();
   if (code == grpc::StatusCode::CANCELLED) code = grpc::StatusCode::UNAVAILABLE;

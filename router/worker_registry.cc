@@ -19,7 +19,9 @@ std::string Difference(std::string_view field, const std::string& here, const st
 
 }  // namespace
 
-std::string_view Name(WorkerRole role) { return role == WorkerRole::kPrefill ? "prefill" : "decode"; }
+std::string_view Name(WorkerRole role) {
+  return role == WorkerRole::kPrefill ? "prefill" : "decode";
+}
 
 std::string_view Name(WorkerState state) {
   switch (state) {
@@ -169,8 +171,9 @@ void WorkerRegistry::Remove(const std::string& instance_id, std::string why) {
   workers_.erase(found);
   LOG(INFO) << Field("worker", instance_id) << Name(worker->hello.role) << " worker at "
             << worker->hello.address << " left: " << why;
-  worker->gone.Cancel(absl::UnavailableError(absl::StrCat(
-      std::string(Name(worker->hello.role)), " worker at ", worker->hello.address, " left: ", why)));
+  worker->gone.Cancel(
+      absl::UnavailableError(absl::StrCat(std::string(Name(worker->hello.role)), " worker at ",
+                                          worker->hello.address, " left: ", why)));
   if (worker->decode != nullptr) worker->decode->Shutdown(worker->gone.reason());
   if (on_removed_) on_removed_(*worker);
   NotifyChanged();

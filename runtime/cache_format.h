@@ -108,7 +108,8 @@ enum class IndexRounding : uint8_t { kNone, kFp4, kFp8 };
 // kFp8 storage replaces the vendor's FP4 step (that is what stacks with fp8 keys do).
 constexpr IndexRounding IndexRoundingOf(Numerics numerics, IndexKeyFormat format) {
   if (format == IndexKeyFormat::kFp8) return IndexRounding::kFp8;
-  if (format == IndexKeyFormat::kFp4 || numerics == Numerics::kReference) return IndexRounding::kFp4;
+  if (format == IndexKeyFormat::kFp4 || numerics == Numerics::kReference)
+    return IndexRounding::kFp4;
   return IndexRounding::kNone;
 }
 

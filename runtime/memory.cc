@@ -14,9 +14,10 @@ namespace {
 // Anonymous pages: zeroed by the system, and not resident before their first use, so a large cache
 // costs only what it holds.
 absl::StatusOr<std::byte*> AllocateHost(int64_t num_bytes) {
-  void* pages = num_bytes < 0 ? MAP_FAILED
-                              : mmap(nullptr, static_cast<size_t>(num_bytes), PROT_READ | PROT_WRITE,
-                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* pages = num_bytes < 0
+                    ? MAP_FAILED
+                    : mmap(nullptr, static_cast<size_t>(num_bytes), PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (pages == MAP_FAILED) {
     return absl::ResourceExhaustedError("cannot allocate " + std::to_string(num_bytes) + " bytes");
   }

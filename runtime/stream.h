@@ -48,8 +48,8 @@ class Stream {
   void* handle_ = nullptr;
 };
 
-// A place on a stream. On the host, where ops run in place, it is always behind. Movable. Owner as of
-// a stream.
+// A place on a stream. On the host, where ops run in place, it is always behind. Movable. Owner as
+// of a stream.
 class Event {
  public:
   Event() = default;

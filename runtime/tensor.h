@@ -21,7 +21,8 @@ constexpr int64_t BytesPerElement(DType dtype) {
   }
 }
 constexpr std::string_view Name(DType dtype) {
-  constexpr std::string_view kNames[] = {"F32", "BF16", "F8_E4M3", "F8_E8M0", "I8", "U8", "I32", "I64"};
+  constexpr std::string_view kNames[] = {"F32", "BF16", "F8_E4M3", "F8_E8M0",
+                                         "I8",  "U8",   "I32",     "I64"};
   return kNames[static_cast<int>(dtype)];
 }
 

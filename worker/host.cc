@@ -85,8 +85,8 @@ absl::StatusOr<std::unique_ptr<WorkerHost>> WorkerHost::Create(v1::WorkerRole ro
 absl::Status WorkerHost::Serve(int64_t grpc_port, std::vector<grpc::Service*> services) {
   auto serving = std::make_unique<Serving>();
   CachePool& cache = engine_->cache();
-  serving->admin =
-      std::make_unique<AdminService>(role_, instance_, &cache.plan(), &cache.ledger(), &board_, &drain_);
+  serving->admin = std::make_unique<AdminService>(role_, instance_, &cache.plan(), &cache.ledger(),
+                                                  &board_, &drain_);
   services.push_back(serving->admin.get());
   ASSIGN_OR_RETURN(serving->server, StartGrpcServer(config_.bind, grpc_port, services));
   const std::string host = config_.advertise.empty() ? config_.bind : config_.advertise;

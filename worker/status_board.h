@@ -34,10 +34,10 @@ struct WorkerStatus {
   std::vector<std::string> refused_links = {};
 };
 
-// A loop that sets no status and notes no progress for so long hangs: a router is to hear of it within
-// 5 s. Progress is noted after each layer of a step, so that a slow processor is no hang; a device
-// takes all layers at once: there a step of `kHangStepTokens` tokens must be done in that time. A
-// worker of longer steps gets more of it.
+// A loop that sets no status and notes no progress for so long hangs: a router is to hear of it
+// within 5 s. Progress is noted after each layer of a step, so that a slow processor is no hang; a
+// device takes all layers at once: there a step of `kHangStepTokens` tokens must be done in that
+// time. A worker of longer steps gets more of it.
 inline constexpr std::chrono::milliseconds kLoopHangs{4'000};
 inline constexpr int64_t kHangStepTokens = 512;
 

@@ -13,9 +13,10 @@
 
 namespace lodestone {
 
-// The transports of --transport that this worker has, the best first: NCCL if its device is a GPU and
-// NCCL can be loaded, then TCP. What auto leaves out is logged with the reason; what is asked for by
-// name and cannot be had is the error. `wake` is called from other threads when a link has news.
+// The transports of --transport that this worker has, the best first: NCCL if its device is a GPU
+// and NCCL can be loaded, then TCP. What auto leaves out is logged with the reason; what is asked
+// for by name and cannot be had is the error. `wake` is called from other threads when a link has
+// news.
 absl::StatusOr<std::vector<std::unique_ptr<DataDialer>>> MakeDialers(const WorkerConfig& config,
                                                                      std::function<void()> wake);
 // The same for decode. TCP listens at `data_port` of --bind; errors of TcpListener::Start.

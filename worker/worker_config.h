@@ -55,9 +55,10 @@ struct WorkerConfig {
           FieldTraits{.allowed = {"auto", "bf16", "fp8", "f32"}});
     visit(device, "device", "what computes and holds weights and caches: cpu or cuda:N", "Compute");
     visit(cuda_graphs, "cuda-graphs",
-          "decode steps of a CUDA device as graphs; off: every kernel launched by itself", "Compute",
-          FieldTraits{.allowed = {"on", "off"}});
-    visit(threads, "threads", "compute threads of the device cpu; 0 = one per processor", "Compute");
+          "decode steps of a CUDA device as graphs; off: every kernel launched by itself",
+          "Compute", FieldTraits{.allowed = {"on", "off"}});
+    visit(threads, "threads", "compute threads of the device cpu; 0 = one per processor",
+          "Compute");
     visit(memory, "memory",
           "bytes of the device for weights, caches, buffers and scratch together; what NCCL takes "
           "for its links comes on top",
@@ -66,7 +67,8 @@ struct WorkerConfig {
     visit(max_context, "max-context", "most tokens of one request; 0 = what the model allows",
           "Cache");
     visit(staging_slot, "staging-slot", "bytes of one hand-off slot", "Hand-off");
-    visit(staging_slots, "staging-slots", "number of hand-off slots, for each transport", "Hand-off");
+    visit(staging_slots, "staging-slots", "number of hand-off slots, for each transport",
+          "Hand-off");
     visit(transport, "transport",
           "what caches travel over; auto: nccl between two GPUs where it can be loaded, else tcp",
           "Hand-off", FieldTraits{.allowed = {"auto", "nccl", "tcp"}});

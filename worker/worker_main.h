@@ -45,7 +45,8 @@ int WorkerMain(const std::string& role, const std::string& description, int argc
   const absl::Status status = (*process)->Run([&shutdown] { return shutdown.Requested(); });
   if (status.ok()) return 0;
   fail(status);
-  // Everybody has been told. Giving memory back would wait for a device that may never end its work.
+  // Everybody has been told. Giving memory back would wait for a device that may never end its
+  // work.
   std::_Exit(1);
 }
 

@@ -18,8 +18,8 @@ using std::chrono::milliseconds;
 
 bool LongTests() { return GetEnvironment("LODESTONE_LONG_TESTS") == "1"; }
 
-// Any worker, but not one that has just started: `lodestone up` gives up on a process that dies again
-// and again within 5 s of its start.
+// Any worker, but not one that has just started: `lodestone up` gives up on a process that dies
+// again and again within 5 s of its start.
 class Victims {
  public:
   // Both roles first, then as it comes.
@@ -77,8 +77,8 @@ TEST(DeathTest, KilledWorkersCostNoClientATokenOrAnError) {
             << " tokens, longest wait " << streams.longest_wait().count() << " ms\n";
 }
 
-// What was delivered belongs to the prompt of the next attempt, which may be too long for the prefill
-// worker by then.
+// What was delivered belongs to the prompt of the next attempt, which may be too long for the
+// prefill worker by then.
 TEST(DeathTest, WhatPrefillCannotReplayEndsInOneErrorInTime) {
   if (!LongTests()) GTEST_SKIP() << "waits 8 s; set LODESTONE_LONG_TESTS=1";
   auto cluster = RunningCluster::Start({"--decode", "2", "--max-context", "1024", "--threads", "1",

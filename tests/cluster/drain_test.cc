@@ -1,5 +1,5 @@
-// Workers that are drained, one by one, under load: no request fails, and each leaves with exit code
-// 0 when what ran on it has ended.
+// Workers that are drained, one by one, under load: no request fails, and each leaves with exit
+// code 0 when what ran on it has ended.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

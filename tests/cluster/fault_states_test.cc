@@ -60,8 +60,8 @@ class FaultStatesTest : public testing::Test {
     faults_dir_ = testing::TempDir() + "/lodestone_faults_" + std::to_string(getpid());
     std::filesystem::create_directories(faults_dir_);
     setenv("FAULTS_DIR", faults_dir_.c_str(), 1);
-    auto cluster = RunningCluster::Start({"--prefill", "2", "--decode", "2", "--max-context", "1024",
-                                          "--max-sequences", "16", "--threads", "1"},
+    auto cluster = RunningCluster::Start({"--prefill", "2", "--decode", "2", "--max-context",
+                                          "1024", "--max-sequences", "16", "--threads", "1"},
                                          std::chrono::minutes(3), LODESTONE_BIN_DIR "/faults");
     unsetenv("FAULTS_DIR");
     ASSERT_TRUE(cluster.ok()) << cluster.status();

@@ -44,8 +44,10 @@ constexpr Still kStill[] = {
     {"lodestone_memory_pool_used_bytes", "pool=\"transport\"", kHeld},
     {"lodestone_memory_pool_used_bytes", "pool=\"scratch\"", kHeld},
     {"lodestone_memory_pool_used_bytes", "pool=\"graphs\"", kHeld},
-    {"lodestone_memory_pool_used_bytes", "format=\"none\"", "a kind that this model has no rows of"},
-    {"lodestone_decode_waiting_requests", "stage=\"ready\"", "what is adopted runs in the next step"},
+    {"lodestone_memory_pool_used_bytes", "format=\"none\"",
+     "a kind that this model has no rows of"},
+    {"lodestone_decode_waiting_requests", "stage=\"ready\"",
+     "what is adopted runs in the next step"},
     {"lodestone_memory_orphan_bytes", "", "is 0 unless something leaks"},
     {"lodestone_worker_ready", "", kNoChange},
     {"lodestone_link_up", "", kNoChange},
@@ -117,9 +119,9 @@ class SeriesWatch {
 };
 
 TEST(MetricsTest, EverySeriesMovesUnderAMixedLoad) {
-  auto cluster = RunningCluster::Start({"--max-context", "1024", "--max-sequences", "4", "--threads",
-                                        "1", "--prefill-flag=--max-sequences=2",
-                                        "--router-flag=--queue-size=6"});
+  auto cluster =
+      RunningCluster::Start({"--max-context", "1024", "--max-sequences", "4", "--threads", "1",
+                             "--prefill-flag=--max-sequences=2", "--router-flag=--queue-size=6"});
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   const std::vector<GenerateInput> inputs = RandomInputs({30, 200, 500}, 24, 5);
   ClusterFlags flags;
@@ -137,7 +139,8 @@ TEST(MetricsTest, EverySeriesMovesUnderAMixedLoad) {
   for (int round = 0; !watch.Constant().empty() && steady_clock::now() < deadline; ++round) {
     watch.Scrape();
     if (round % 50 != 0) continue;
-    client.Generate(inputs[0], std::chrono::seconds(10), [](const GeneratedToken&) { return false; })
+    client
+        .Generate(inputs[0], std::chrono::seconds(10), [](const GeneratedToken&) { return false; })
         .IgnoreError();
     http.Post("/v1/completions", R"({"model":"needle-tiny","prompt":"a","max_tokens":1,"mood":1})",
               std::chrono::seconds(10))

@@ -117,8 +117,9 @@ TEST(RouterDeathTest, WorkersFreeEverythingAndTheNextRouterServesSoon) {
     problems = streams->problems();
     ASSERT_EQ(problems.size(), 0u) << problems.front();
   }
-  std::cout << "workers idle within " << longest_free.count() << " ms of the death; accepting within "
-            << longest_accept.count() << " ms, all workers known within " << longest_join.count()
+  std::cout << "workers idle within " << longest_free.count()
+            << " ms of the death; accepting within " << longest_accept.count()
+            << " ms, all workers known within " << longest_join.count()
             << " ms of the next router's start\n";
 }
 

@@ -63,8 +63,8 @@ absl::StatusOr<std::unique_ptr<RunningCluster>> RunningCluster::Start(
                                   "--http-port", "0", "--run-dir", run_dir},
                          .stdout_path = run_dir + "/up.out",
                          .stderr_path = run_dir + "/up.log"};
-  // Nobody hears of a worker during a step: with sanitizers, one of 64 tokens takes about as long as
-  // one of 512 without. A flag of the test comes later and counts.
+  // Nobody hears of a worker during a step: with sanitizers, one of 64 tokens takes about as long
+  // as one of 512 without. A flag of the test comes later and counts.
   if (kSanitized) options.argv.insert(options.argv.end(), {"--chunk-tokens", "64"});
   options.argv.insert(options.argv.end(), flags.begin(), flags.end());
   ASSIGN_OR_RETURN(ChildProcess process, ChildProcess::Start(options));

@@ -1,5 +1,5 @@
-// Aborts while rows are on their way to a decode worker whose memory holds few requests, so that the
-// pages of an aborted one belong to another at once. The others get the right tokens.
+// Aborts while rows are on their way to a decode worker whose memory holds few requests, so that
+// the pages of an aborted one belong to another at once. The others get the right tokens.
 
 #include <gtest/gtest.h>
 
@@ -143,8 +143,8 @@ TEST_F(AbortTest, PagesOfAnAbortedRequestAreNotWrittenOnceTheyAreAnothers) {
   EXPECT_TRUE(decode_.BecomesIdle());
   const std::chrono::duration<double> time = RealClock()->Now() - start;
   std::cout << aborts_ << " aborts, " << whole_ << " whole answers, " << wrong_ << " wrong, "
-            << refused_ << " refused, " << data_->num_done(FrameFault::kDelay) << " delayed frames of "
-            << data_->num_frames() << " in " << time.count() << " s\n";
+            << refused_ << " refused, " << data_->num_done(FrameFault::kDelay)
+            << " delayed frames of " << data_->num_frames() << " in " << time.count() << " s\n";
 }
 
 }  // namespace

@@ -187,8 +187,8 @@ TEST_F(DisaggregatedTest, DrainingFinishesWhatRunsAndTakesNothingNew) {
   EXPECT_EQ(decode_.Stop(), absl::OkStatus());
 }
 
-// A router that names a lease after a drained worker has done its last step must not cost the tokens
-// that wait behind a write: here, because the router has not read for a while.
+// A router that names a lease after a drained worker has done its last step must not cost the
+// tokens that wait behind a write: here, because the router has not read for a while.
 TEST_F(DisaggregatedTest, TheLastTokensOfADrainedWorkerArriveWhateverIsNamed) {
   constexpr int32_t kTokens = 1000;
   SamplingParams sampling = Greedy(kTokens);

@@ -1,6 +1,6 @@
-// Real prefill and decode workers, the bundled model, and one fault at a time: at every named point of
-// the protocol, and on the connections between the two. Whatever happens, a request has the right
-// tokens or one clear error, in bounded time, and nothing stays behind.
+// Real prefill and decode workers, the bundled model, and one fault at a time: at every named point
+// of the protocol, and on the connections between the two. Whatever happens, a request has the
+// right tokens or one clear error, in bounded time, and nothing stays behind.
 
 #include <dirent.h>
 #include <gtest/gtest.h>

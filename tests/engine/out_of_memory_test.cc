@@ -1,4 +1,5 @@
-// Whichever allocation fails while a request is admitted or computed: a status, and nothing is kept.
+// Whichever allocation fails while a request is admitted or computed: a status, and nothing is
+// kept.
 #include <gtest/gtest.h>
 
 #include <memory>

@@ -102,7 +102,8 @@ void Run(FuzzInput input) {
     return;
   }
   CHECK(!ids->empty() && ids->front() == Format().tokens().bos);
-  const absl::StatusOr<std::vector<int32_t>> reworded = Format().Render(Reworded(messages), options);
+  const absl::StatusOr<std::vector<int32_t>> reworded =
+      Format().Render(Reworded(messages), options);
   CHECK(reworded.ok()) << reworded.status();
   CHECK(Controls(*ids) == Controls(*reworded)) << "a text changed the control tokens";
   const std::string prompt = JoinedBytes(BundledTokenizer(), *ids);

@@ -1,5 +1,5 @@
-// The configuration file. Properties: keys are known characters, none twice, in ascending lines; the
-// entries written out as basic strings read back the same.
+// The configuration file. Properties: keys are known characters, none twice, in ascending lines;
+// the entries written out as basic strings read back the same.
 #include <set>
 
 #include "base/config_file.h"

@@ -9,10 +9,12 @@ namespace lodestone {
 namespace {
 
 const LayoutDescriptor& Ours() {
-  static const auto* const layout = new LayoutDescriptor{
-      {"wire_version", "1"},  {"model_id", "ab12"}, {"tokenizer", "77"}, {"numerics", "plain"},
-      {"index_k", "bf16"},    {"head_dim", "64"},   {"window", "128"},   {"compress_ratios", "0,4,128"},
-      {"rope_scaling", "none"}};
+  static const auto* const layout =
+      new LayoutDescriptor{{"wire_version", "1"},   {"model_id", "ab12"},
+                           {"tokenizer", "77"},     {"numerics", "plain"},
+                           {"index_k", "bf16"},     {"head_dim", "64"},
+                           {"window", "128"},       {"compress_ratios", "0,4,128"},
+                           {"rope_scaling", "none"}};
   return *layout;
 }
 

@@ -1,7 +1,6 @@
-// Messages of a link, manifests included. First byte: 'q' a LinkRequest, 'r' a LinkReply as bytes of
-// the wire; 'Q' and 'R' the same as protobuf text, for seeds that can be read.
-// Properties: what is accepted has counts of at least 0 and known kinds, and goes over the wire
-// again unchanged.
+// Messages of a link, manifests included. First byte: 'q' a LinkRequest, 'r' a LinkReply as bytes
+// of the wire; 'Q' and 'R' the same as protobuf text, for seeds that can be read. Properties: what
+// is accepted has counts of at least 0 and known kinds, and goes over the wire again unchanged.
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/stubs/logging.h>
 #include <google/protobuf/text_format.h>

@@ -1,8 +1,8 @@
 // tokenizer.json. An input that starts with "{" is the file. Any other is put into a file with the
 // 256 byte tokens: five lines of JSON, for the ends of the vocabulary, of the merges and of the
 // added tokens, for the split patterns ("," between them) and for other members of the root.
-// Properties: a tokenizer that loads keeps its promises for a text with all that the file names, and
-// the same file gives the same fingerprint.
+// Properties: a tokenizer that loads keeps its promises for a text with all that the file names,
+// and the same file gives the same fingerprint.
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_tokenizer.h"
 #include "text/byte_level.h"
@@ -43,8 +43,8 @@ std::string FileText(FuzzInput input) {
              R"(},"behavior":"Isolated","invert":false},)";
     patterns.remove_prefix(std::min(end + 1, patterns.size()));
   }
-  return R"({"model":{"type":"BPE","vocab":{)" + ByteVocabulary() + vocabulary +
-         R"(},"merges":[)" + merges + R"(]},"added_tokens":[)" + added +
+  return R"({"model":{"type":"BPE","vocab":{)" + ByteVocabulary() + vocabulary + R"(},"merges":[)" +
+         merges + R"(]},"added_tokens":[)" + added +
          R"(],"pre_tokenizer":{"type":"Sequence","pretokenizers":[)" + steps +
          R"({"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}]})" +
          After(input.Until('\n')) + "}";

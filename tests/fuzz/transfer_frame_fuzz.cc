@@ -1,7 +1,8 @@
 // The header of a frame on a data connection. First byte: bit 0 repairs the CRC, bit 1 makes the
 // frame with our own encoder and then flips the bit that the second byte names.
-// Properties: a frame whose MAC is right is byte for byte what the encoder makes; one flipped bit is
-// always refused; only the granted frame passes CheckSlotFrame; nothing is read outside 48 bytes.
+// Properties: a frame whose MAC is right is byte for byte what the encoder makes; one flipped bit
+// is always refused; only the granted frame passes CheckSlotFrame; nothing is read outside 48
+// bytes.
 #include <array>
 #include <cstring>
 

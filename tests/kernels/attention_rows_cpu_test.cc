@@ -8,8 +8,8 @@ namespace {
 
 constexpr float kEps = 1e-6f;
 
-// Everything that an indexed layer's rows read and write, for a decode step whose last token fills the
-// batch up.
+// Everything that an indexed layer's rows read and write, for a decode step whose last token fills
+// the batch up.
 struct Layer {
   explicit Layer(KvFormat format)
       : kv_format(format),
@@ -73,7 +73,8 @@ struct Layer {
   HostTensor pool_score = Random(DType::kF32, {4, 1024}, 7);
   HostTensor index_kv = Random(DType::kF32, {4, 256}, 8);
   HostTensor index_score = Random(DType::kF32, {4, 256}, 9);
-  HostTensor ape = Random(DType::kF32, {4, 1024}, 10), index_ape = Random(DType::kF32, {4, 256}, 11);
+  HostTensor ape = Random(DType::kF32, {4, 1024}, 10),
+             index_ape = Random(DType::kF32, {4, 256}, 11);
   HostTensor state_kv = Random(DType::kF32, {batch.num_slots, 8, 1024}, 12);
   HostTensor state_score = Random(DType::kF32, {batch.num_slots, 8, 1024}, 13);
   HostTensor index_state_kv = Random(DType::kF32, {batch.num_slots, 8, 256}, 14);

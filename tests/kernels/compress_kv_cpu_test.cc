@@ -107,8 +107,8 @@ OpRun CompressRun(const Case& c, std::vector<int64_t> lengths, int64_t chunk, In
   };
 }
 
-// A decode step of tokens at 7 (which completes a group), 9 and, in its own slot and pages, a third one
-// at 7 that only fills the batch up; or the first two, each by itself.
+// A decode step of tokens at 7 (which completes a group), 9 and, in its own slot and pages, a third
+// one at 7 that only fills the batch up; or the first two, each by itself.
 OpRun FilledUpRun(const Case& c, bool together) {
   return [=](const Ops& ops, Stream& stream) {
     const HostTensor freqs = RopeFreqs(64);

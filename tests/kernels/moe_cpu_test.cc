@@ -11,8 +11,8 @@
 namespace lodestone {
 namespace {
 
-// By how much the last of `chosen` experts is above the first of the others, at least, as a share of
-// the row's largest biased score.
+// By how much the last of `chosen` experts is above the first of the others, at least, as a share
+// of the row's largest biased score.
 double SmallestMargin(const HostTensor& x, const HostTensor& gate, const HostTensor& bias,
                       int64_t chosen) {
   const std::unique_ptr<Ops> ops = MakeReferenceOps();

@@ -39,7 +39,8 @@ void ExpectOtherRowsUnmoved(const HostTensor& x, const RowOp& op) {
   };
   const std::vector<std::byte> want = other_rows(1);
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  for (const float poison : {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity, 3e38f}) {
+  for (const float poison :
+       {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity, 3e38f}) {
     EXPECT_TRUE(other_rows(poison) == want) << "poisoned with " << poison;
   }
 }

@@ -30,7 +30,8 @@ TEST(CheckpointWriterTest, AFullDiskIsTheErrorOfEveryLaterCall) {
   // The first shard is written to a device that is always full.
   const int64_t num_shards = writer->config().num_layers + 2;
   char name[64];
-  std::snprintf(name, sizeof(name), "/model-00001-of-%05d.safetensors", static_cast<int>(num_shards));
+  std::snprintf(name, sizeof(name), "/model-00001-of-%05d.safetensors",
+                static_cast<int>(num_shards));
   std::filesystem::create_symlink("/dev/full", directory + name);
   const std::vector<std::byte> bytes(static_cast<size_t>(TensorBytes(writer->order().front())));
   errno = EACCES;  // of an earlier call that has nothing to do with it

@@ -11,7 +11,8 @@ using testing::HasSubstr;
 using FailureTest = RouterFixture;
 using std::chrono::milliseconds;
 
-constexpr char kAnswer[] = "The secret code for the river is north-1234-stone. It was sold on Monday.";
+constexpr char kAnswer[] =
+    "The secret code for the river is north-1234-stone. It was sold on Monday.";
 
 TEST_F(FailureTest, WithoutWorkersItIsNotReadyAndSaysWhy) {
   StartRouter();

@@ -85,7 +85,8 @@ TEST_F(GrpcServiceTest, BadRequestsNameTheField) {
   EXPECT_THAT(Generate(request).status.error_message(), HasSubstr("has 257 entries, limit is 256"));
   request.mutable_sampling()->clear_stop_token_ids();
   for (int i = 0; i < 1025; ++i) (*request.mutable_sampling()->mutable_logit_bias())[i] = 1;
-  EXPECT_THAT(Generate(request).status.error_message(), HasSubstr("has 1025 entries, limit is 1024"));
+  EXPECT_THAT(Generate(request).status.error_message(),
+              HasSubstr("has 1025 entries, limit is 1024"));
   request.mutable_sampling()->clear_logit_bias();
   request.set_model("other");
   EXPECT_EQ(Generate(request).status.error_code(), grpc::StatusCode::NOT_FOUND);

@@ -15,7 +15,8 @@ namespace {
 constexpr int kTimeoutSeconds = 20;
 
 std::string Lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
   return text;
 }
 
@@ -55,7 +56,8 @@ void HttpClient::Send(const std::string& method, const std::string& path, const 
                       const std::string& extra_headers) {
   std::string text = method + " " + path + " HTTP/1.1\r\nHost: test\r\n" + extra_headers;
   if (method == "POST") {
-    text += "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) + "\r\n";
+    text +=
+        "Content-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) + "\r\n";
   }
   SendRaw(text + "\r\n" + body);
 }

@@ -103,7 +103,8 @@ TEST_F(StreamTest, HoweverMuchComesAtOnceLittleWaitsForTheClient) {
   token.top_logprobs.assign(5, {token.id, -1.0f});
   const std::vector<GeneratedToken> tokens(20'000, token);
   Stream(api, Request{}, tokens);
-  EXPECT_EQ(TextOf(client_.stream()).size(), 20'000 * Model().tokenizer->TokenBytes(token.id).size());
+  EXPECT_EQ(TextOf(client_.stream()).size(),
+            20'000 * Model().tokenizer->TokenBytes(token.id).size());
   EXPECT_GT(std::ssize(client_.stream()), 8 * kMaxOutputBytes);
   EXPECT_LE(client_.most_waiting(), kMaxOutputBytes);
 }

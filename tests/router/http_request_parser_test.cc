@@ -74,7 +74,8 @@ TEST(HttpRequestParserTest, TrailersCountAsHeaders) {
 
 TEST(HttpRequestParserTest, RefusesTransferEncodingsThatItDoesNotRead) {
   const HttpLimits limits;
-  for (const std::string_view encoding : {"gzip", "gzip, chunked", "chunked\r\nTransfer-Encoding: x"}) {
+  for (const std::string_view encoding :
+       {"gzip", "gzip, chunked", "chunked\r\nTransfer-Encoding: x"}) {
     HttpRequestParser parser(limits);
     const std::string head = "POST / HTTP/1.1\r\nTransfer-Encoding: " + std::string(encoding) +
                              "\r\nContent-Length: 3\r\n\r\n";

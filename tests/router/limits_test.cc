@@ -24,8 +24,8 @@ std::string Repeat(const std::string& text, int64_t count, const std::string& se
 }
 
 std::string Completion(const std::string& extra) {
-  return std::string(R"({"model":"needle-tiny","prompt":"x","max_tokens":1)") + (extra.empty() ? "" : ",") +
-         extra + "}";
+  return std::string(R"({"model":"needle-tiny","prompt":"x","max_tokens":1)") +
+         (extra.empty() ? "" : ",") + extra + "}";
 }
 
 std::string Chat(const std::string& extra) {
@@ -60,12 +60,15 @@ std::string Post(const std::string& path, const std::string& body) {
 }
 
 std::string PostChat(const std::string& extra) { return Post("/v1/chat/completions", Chat(extra)); }
-std::string PostText(const std::string& extra) { return Post("/v1/completions", Completion(extra)); }
+std::string PostText(const std::string& extra) {
+  return Post("/v1/completions", Completion(extra));
+}
 
 // The body as `count` chunks of one byte, each with `extension`.
 std::string PostChunked(int64_t count, const std::string& extension) {
   const std::string body = Padded(Completion(""), count);
-  std::string text = "POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n";
+  std::string text =
+      "POST /v1/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n";
   for (const char byte : body) text += "1" + extension + "\r\n" + byte + "\r\n";
   return text + "0\r\n\r\n";
 }
@@ -96,9 +99,8 @@ std::vector<Row> Rows(int64_t context_tokens) {
       {"target bytes", kMaxTargetBytes,
        [](int64_t n) { return Get("/" + std::string(static_cast<size_t>(n) - 1, 'a')); }, 404, 414,
        both(kMaxTargetBytes)},
-      {"headers", kMaxHeaders,
-       [](int64_t n) { return Get("/livez", Repeat("x: y\r\n", n - 1)); }, 200, 431,
-       both(kMaxHeaders)},
+      {"headers", kMaxHeaders, [](int64_t n) { return Get("/livez", Repeat("x: y\r\n", n - 1)); },
+       200, 431, both(kMaxHeaders)},
       {"header bytes", kMaxHeaderBytes,
        [](int64_t n) {
          const int64_t others = std::ssize(Get("/livez", "x: \r\n"));
@@ -111,13 +113,21 @@ std::vector<Row> Rows(int64_t context_tokens) {
       {"chunks", kMaxChunks, [](int64_t n) { return PostChunked(n - 1, ""); }, 200, 413,
        both(kMaxChunks)},
       {"chunk extension bytes", kMaxChunkExtensionBytes,
-       [](int64_t n) { return PostChunked(100, ";" + std::string(static_cast<size_t>(n) - 1, 'e')); },
+       [](int64_t n) {
+         return PostChunked(100, ";" + std::string(static_cast<size_t>(n) - 1, 'e'));
+       },
        200, 431, both(kMaxChunkExtensionBytes)},
-      {"JSON depth", static_cast<int64_t>(kMaxBodyJsonDepth),
-       [array](int64_t n) { return PostText(array(n)); }, 200, 400,
+      {"JSON depth",
+       static_cast<int64_t>(kMaxBodyJsonDepth),
+       [array](int64_t n) { return PostText(array(n)); },
+       200,
+       400,
        {"metadata", "deeper than 64 levels"}},
-      {"JSON keys", 1,
-       [](int64_t n) { return PostText(Repeat("\"user\":\"a\"", n, ",")); }, 200, 400,
+      {"JSON keys",
+       1,
+       [](int64_t n) { return PostText(Repeat("\"user\":\"a\"", n, ",")); },
+       200,
+       400,
        {"user", "appears twice"}},
       {"messages", static_cast<int64_t>(kMaxMessages),
        [](int64_t n) { return Post("/v1/chat/completions", ChatOfMessages(n)); }, 200, 400,
@@ -136,9 +146,12 @@ std::vector<Row> Rows(int64_t context_tokens) {
        200, 400, both(kMaxPrompts)},
       {"logit_bias entries", static_cast<int64_t>(kMaxLogitBias),
        [](int64_t n) { return PostChat(Bias(n)); }, 200, 400, both(kMaxLogitBias)},
-      {"logit_bias id", 1023,
-       [](int64_t n) { return PostChat("\"logit_bias\":{\"" + std::to_string(n) + "\":1}"); }, 200,
-       400, {"1024"}},
+      {"logit_bias id",
+       1023,
+       [](int64_t n) { return PostChat("\"logit_bias\":{\"" + std::to_string(n) + "\":1}"); },
+       200,
+       400,
+       {"1024"}},
       {"top_logprobs", kMaxTopLogprobs,
        [](int64_t n) {
          return PostChat("\"logprobs\":true,\"top_logprobs\":" + std::to_string(n));
@@ -147,15 +160,17 @@ std::vector<Row> Rows(int64_t context_tokens) {
       {"logprobs of completions", kMaxCompletionLogprobs,
        [](int64_t n) { return PostText("\"logprobs\":" + std::to_string(n)); }, 200, 400,
        both(kMaxCompletionLogprobs)},
-      {"temperature", 2,
-       [](int64_t n) { return PostText("\"temperature\":" + std::to_string(n)); }, 200, 400,
-       both(2)},
-      {"prompt and max_tokens", context_tokens - 1,
+      {"temperature", 2, [](int64_t n) { return PostText("\"temperature\":" + std::to_string(n)); },
+       200, 400, both(2)},
+      {"prompt and max_tokens",
+       context_tokens - 1,
        [](int64_t n) {
          return Post("/v1/completions", R"({"model":"needle-tiny","prompt":[5],"max_tokens":)" +
                                             std::to_string(n) + "}");
        },
-       200, 400, {std::to_string(context_tokens), "ask for at most"}},
+       200,
+       400,
+       {std::to_string(context_tokens), "ask for at most"}},
   };
 }
 
@@ -216,10 +231,10 @@ TEST_F(LimitsTest, ANumberIsFiniteAndAnIntegerWhereOneIsMeant) {
   StartRouter();
   StartWorkers("north");
   for (const char* number : {"1.5", "1e999", "-1", "\"1\"", "true", "9223372036854775808"}) {
-    const ClientResponse refused =
-        Send(Post("/v1/chat/completions",
-                  R"({"model":"needle-tiny","messages":[{"role":"user","content":"hi"}],"max_tokens":)" +
-                      std::string(number) + "}"));
+    const ClientResponse refused = Send(
+        Post("/v1/chat/completions",
+             R"({"model":"needle-tiny","messages":[{"role":"user","content":"hi"}],"max_tokens":)" +
+                 std::string(number) + "}"));
     EXPECT_EQ(refused.status, 400) << number << refused.body;
     EXPECT_THAT(MessageOf(refused.body), HasSubstr("max_tokens")) << number;
   }
@@ -275,7 +290,8 @@ TEST_F(LimitsTest, ABodyCountsAsItArrivesNotAsItIsAnnounced) {
     announcers.back()->SendRaw(Announcement(kTestBody - 100) + "{");
     ASSERT_EQ(announcers.back()->ReceiveLine(), "HTTP/1.1 100 Continue");
   }
-  const ClientResponse served = Send(Post("/v1/completions", Padded(Completion(""), kTestBody - 100)));
+  const ClientResponse served =
+      Send(Post("/v1/completions", Padded(Completion(""), kTestBody - 100)));
   EXPECT_EQ(served.status, 200) << served.body;
 }
 

@@ -1,4 +1,5 @@
-// Whichever allocation fails between the bytes of a request and its tokens: a 503, and nothing leaks.
+// Whichever allocation fails between the bytes of a request and its tokens: a 503, and nothing
+// leaks.
 #include <string>
 
 #include <boost/asio/buffer.hpp>
@@ -19,11 +20,12 @@ int64_t Stride(int64_t usual) {
   return GetEnvironment("LODESTONE_LONG_TESTS") == "1" ? 1 : usual;
 }
 
-const std::string kBody = R"({"model": "m", "messages": [)"
-                          R"({"role": "system", "content": "You are a helpful assistant, briefly."},)"
-                          R"({"role": "user", "content": [{"type": "text", "text": "What is this?"}]}],)"
-                          R"("stop": ["one", "two and more than sixteen bytes"], "temperature": 0.5,)"
-                          R"("logit_bias": {"5": 1, "6": -1}, "stream": true})";
+const std::string kBody =
+    R"({"model": "m", "messages": [)"
+    R"({"role": "system", "content": "You are a helpful assistant, briefly."},)"
+    R"({"role": "user", "content": [{"type": "text", "text": "What is this?"}]}],)"
+    R"("stop": ["one", "two and more than sixteen bytes"], "temperature": 0.5,)"
+    R"("logit_bias": {"5": 1, "6": -1}, "stream": true})";
 
 template <typename T>
 void ExpectRefused(const ApiOr<T>& result) {

@@ -49,7 +49,8 @@ TEST(PolicyTest, PrefersLinkedPairs) {
                               MakeWorker(WorkerRole::kDecode, "d1", 900),
                               MakeWorker(WorkerRole::kDecode, "d2", 300)};
   workers[0]->load.linked_instance_ids = {"d2"};
-  EXPECT_EQ(std::get<Placement>(Place(kSmall, workers, TimePoint())).decode->hello.instance_id, "d2");
+  EXPECT_EQ(std::get<Placement>(Place(kSmall, workers, TimePoint())).decode->hello.instance_id,
+            "d2");
 }
 
 TEST(PolicyTest, WaitsWhenTheWorstCaseDoesNotFitNow) {
@@ -80,9 +81,11 @@ TEST(PolicyTest, NeverEjectsTheLastWorkerOfARole) {
                               MakeWorker(WorkerRole::kDecode, "d1", 900),
                               MakeWorker(WorkerRole::kDecode, "d2", 300)};
   workers[1]->breaker_open_until = TimePoint::max();
-  EXPECT_EQ(std::get<Placement>(Place(kSmall, workers, TimePoint())).decode->hello.instance_id, "d2");
+  EXPECT_EQ(std::get<Placement>(Place(kSmall, workers, TimePoint())).decode->hello.instance_id,
+            "d2");
   workers[2]->load.state = WorkerState::kUnhealthy;
-  EXPECT_EQ(std::get<Placement>(Place(kSmall, workers, TimePoint())).decode->hello.instance_id, "d1");
+  EXPECT_EQ(std::get<Placement>(Place(kSmall, workers, TimePoint())).decode->hello.instance_id,
+            "d1");
 }
 
 TEST(PolicyTest, AvoidsAWorkerUnlessTheOthersAreFull) {
@@ -91,9 +94,11 @@ TEST(PolicyTest, AvoidsAWorkerUnlessTheOthersAreFull) {
                               MakeWorker(WorkerRole::kDecode, "d2", 300)};
   PlacementNeeds needs = kSmall;
   needs.avoid = {"d1"};
-  EXPECT_EQ(std::get<Placement>(Place(needs, workers, TimePoint())).decode->hello.instance_id, "d2");
+  EXPECT_EQ(std::get<Placement>(Place(needs, workers, TimePoint())).decode->hello.instance_id,
+            "d2");
   workers[2]->load.free_bytes = 0;
-  EXPECT_EQ(std::get<Placement>(Place(needs, workers, TimePoint())).decode->hello.instance_id, "d1");
+  EXPECT_EQ(std::get<Placement>(Place(needs, workers, TimePoint())).decode->hello.instance_id,
+            "d1");
   workers[1]->breaker_open_until = TimePoint::max();
   EXPECT_EQ(std::get<NoPlacement>(Place(needs, workers, TimePoint())).kind,
             NoPlacement::Kind::kNoCapacity);

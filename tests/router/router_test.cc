@@ -129,7 +129,8 @@ TEST_F(RouterTest, LogprobsNameEveryToken) {
   const boost::json::array& content = choice.at("logprobs").at("content").as_array();
   ASSERT_EQ(content.size(), script_.output.size());
   std::string joined;
-  for (const boost::json::value& token : content) joined += std::string(token.at("token").as_string());
+  for (const boost::json::value& token : content)
+    joined += std::string(token.at("token").as_string());
   EXPECT_EQ(joined, "north stone");
   EXPECT_EQ(content.at(0).at("logprob").to_number<double>(), -0.25);
   EXPECT_EQ(content.at(0).at("bytes").at(0).to_number<int>(), 'n');
@@ -233,7 +234,8 @@ TEST_F(RouterTest, TakesChunkedBodies) {
   StartWorkers("north");
   HttpClient client(http_);
   const std::string body = ChatBody();
-  client.SendRaw("POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
+  client.SendRaw(
+      "POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n");
   for (const char byte : body) client.SendRaw(std::string("1\r\n") + byte + "\r\n");
   client.SendRaw("0\r\n\r\n");
   EXPECT_EQ(ContentOf(client.Receive()), "north");

@@ -112,8 +112,8 @@ TEST_F(SlowClientsTest, TheyCostBoundedMemory) {
 }
 
 // Half of them read nothing, the others a little now and then. What else the machine does moves a
-// p99 far more than they may, so rounds without them and with them take turns, medians are compared,
-// and a difference must last over more rounds to count.
+// p99 far more than they may, so rounds without them and with them take turns, medians are
+// compared, and a difference must last over more rounds to count.
 TEST_F(SlowClientsTest, TheyHoldNobodyUp) {
   const int count = IsLong() ? 200 : 8;
   const int num_tokens = IsLong() ? 1000 : 150;

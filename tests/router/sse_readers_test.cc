@@ -77,7 +77,8 @@ Reading ReadAsGuideLlm(const std::string& body) {
     if (chunk.as_object().contains("usage") && chunk.at("usage").is_object()) {
       reading.completion_tokens = chunk.at("usage").at("completion_tokens").to_number<int64_t>();
     }
-    for (const boost::json::value& choice : chunk.at("choices").as_array()) reading.text += TextOf(choice);
+    for (const boost::json::value& choice : chunk.at("choices").as_array())
+      reading.text += TextOf(choice);
   }
   return reading;
 }

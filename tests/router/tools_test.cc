@@ -112,9 +112,10 @@ class ToolsTest : public RouterFixture {
 
 TEST_F(ToolsTest, CallsAreTheSameWholeAndStreamed) {
   StartRouterWithTools();
-  StartWorkersThatSay("Let me see." + Block(Invoke("f", Parameter("place", true, "Köln 東京 🙂") +
-                                                            Parameter("days", false, "[3, null]")) +
-                                            Invoke("now", "")));
+  StartWorkersThatSay("Let me see." +
+                      Block(Invoke("f", Parameter("place", true, "Köln 東京 🙂") +
+                                            Parameter("days", false, "[3, null]")) +
+                            Invoke("now", "")));
   const Whole whole = Ask(kTools);
   EXPECT_EQ(whole.content, "Let me see.");
   EXPECT_EQ(whole.finish_reason, "tool_calls");
@@ -147,8 +148,9 @@ TEST_F(ToolsTest, ContentIsNullIfThereAreOnlyCalls) {
 
 TEST_F(ToolsTest, ValuesThatLookLikeMarkupSurvive) {
   StartRouterWithTools();
-  const std::vector<std::string> values = {"a </", "<", "x </｜DSML｜parameter>", "</think>", "\n\n<",
-                                           "<｜DSML｜invoke name=\"g\">", "</parameter>\n", "\"\\"};
+  const std::vector<std::string> values = {"a </",           "<",     "x </｜DSML｜parameter>",
+                                           "</think>",       "\n\n<", "<｜DSML｜invoke name=\"g\">",
+                                           "</parameter>\n", "\"\\"};
   std::string parameters;
   std::string expected;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -277,8 +279,9 @@ TEST_F(ToolsTest, AModelWithoutItsTextsRefusesToolsAndSaysWhatIsMissing) {
 TEST_F(ToolsTest, SchemasReachThePromptAsTheyWereWritten) {
   StartRouterWithTools();
   StartWorkers("ok");
-  EXPECT_EQ(Read(Chat(std::string(kTools) + R"(,"response_format":{"type":"json_object"})")).content,
-            "ok");
+  EXPECT_EQ(
+      Read(Chat(std::string(kTools) + R"(,"response_format":{"type":"json_object"})")).content,
+      "ok");
   const std::string prompt = LastPrompt();
   EXPECT_THAT(prompt, HasSubstr("\n\nTools:\n{\"name\": \"f\", \"description\": \"does\", "));
   EXPECT_THAT(prompt, HasSubstr("\"default\": 1.0, \"maximum\": 100.0}}}}\nThese.\n"));

@@ -22,7 +22,8 @@ TEST(DeviceTest, OtherNamesAreRefusedWithTheText) {
   for (const char* name : {"", "cuda", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "gpu:0", "CPU"}) {
     const absl::Status status = ParseDevice(name).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << name;
-    EXPECT_NE(status.message().find("'" + std::string(name) + "'"), absl::string_view::npos) << name;
+    EXPECT_NE(status.message().find("'" + std::string(name) + "'"), absl::string_view::npos)
+        << name;
   }
 }
 

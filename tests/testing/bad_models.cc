@@ -243,10 +243,12 @@ std::vector<BadModel> BadShards() {
        EditTensor(kFirst, "head.weight", offsets, offsets + "0,"),
        {kFirst, "head.weight", "data_offsets"}},
       {"OffsetsBackward",
-       MoveTensor(kFirst, "head.weight", [](uint64_t& begin, uint64_t& end) { std::swap(begin, end); }),
+       MoveTensor(kFirst, "head.weight",
+                  [](uint64_t& begin, uint64_t& end) { std::swap(begin, end); }),
        {kFirst, "head.weight", "not a range"}},
       {"OffsetsOverlap",
-       MoveTensor(kFirst, "hc_head_scale", [](uint64_t& begin, uint64_t& end) { begin -= 4, end -= 4; }),
+       MoveTensor(kFirst, "hc_head_scale",
+                  [](uint64_t& begin, uint64_t& end) { begin -= 4, end -= 4; }),
        {kFirst, "hc_head_scale", "overlaps"}},
       {"OffsetsBeyondTheFile",
        MoveTensor(kFirst, "norm.weight",
@@ -256,7 +258,8 @@ std::vector<BadModel> BadShards() {
        MoveTensor(kFirst, "norm.weight", [](uint64_t& begin, uint64_t&) { begin += 8; }),
        {kFirst, "norm.weight", "56 bytes", "64"}},
       {"OffsetsLeaveAHole",
-       MoveTensor(kFirst, "hc_head_scale", [](uint64_t& begin, uint64_t& end) { begin += 4, end += 4; }),
+       MoveTensor(kFirst, "hc_head_scale",
+                  [](uint64_t& begin, uint64_t& end) { begin += 4, end += 4; }),
        {kFirst, "hc_head_scale", "hole"}},
   };
 }
@@ -289,9 +292,7 @@ std::vector<BadModel> BadTensors() {
        With("layers.1.attn.wq_a.weight", "F8_E4M3", {16, 32}),
        {kSecond, "layers.1.attn.wq_a.weight", "FP8"}},
       {"ExpertOutOfRange",
-       Spoil([](Fixture& f) {
-         f.shards[kFirst]["layers.0.ffn.gate.tid2eid"].bytes[8 * 7] = 4;
-       }),
+       Spoil([](Fixture& f) { f.shards[kFirst]["layers.0.ffn.gate.tid2eid"].bytes[8 * 7] = 4; }),
        {kFirst, "layers.0.ffn.gate.tid2eid", "expert 4"}},
       {"ExpertNegative",
        Spoil([](Fixture& f) {
@@ -299,7 +300,8 @@ std::vector<BadModel> BadTensors() {
        }),
        {kFirst, "layers.0.ffn.gate.tid2eid"}},
       {"TensorInBothShards",
-       Spoil([](Fixture& f) { f.shards[kSecond]["head.weight"] = f.shards[kFirst]["head.weight"]; }),
+       Spoil(
+           [](Fixture& f) { f.shards[kSecond]["head.weight"] = f.shards[kFirst]["head.weight"]; }),
        {kSecond, "head.weight", kFirst}},
       {"TensorNotInIndex",
        Spoil([](Fixture& f) { f.weight_map.erase("head.weight"); }),
@@ -333,12 +335,16 @@ std::vector<BadModel> BadConfigs() {
       {"ConfigRepeatsAKey",
        EditText(kConfig, "\"head_dim\":", "\"o_groups\":"),
        {kConfig, "o_groups", "occurs twice"}},
-      {"ConfigLacksAKey", EditText(kConfig, "\"q_lora_rank\"", "\"q_lora\""), {kConfig, "q_lora_rank"}},
+      {"ConfigLacksAKey",
+       EditText(kConfig, "\"q_lora_rank\"", "\"q_lora\""),
+       {kConfig, "q_lora_rank"}},
       {"ConfigHasNan", EditText(kConfig, "\"hc_eps\":1E-6", "\"hc_eps\":NaN"), {kConfig}},
       {"ConfigSizeIsText", SetKey("hidden_size", "32"), {kConfig, "hidden_size", "\"32\""}},
       {"ConfigSizeIsFractional", SetKey("head_dim", 128.5), {kConfig, "head_dim", "integer"}},
       {"ConfigSizeIsNegative", SetKey("moe_intermediate_size", -16), {kConfig, "-16"}},
-      {"ConfigSizeIsHuge", SetKey("hidden_size", beyond), {kConfig, "hidden_size", "1099511627776"}},
+      {"ConfigSizeIsHuge",
+       SetKey("hidden_size", beyond),
+       {kConfig, "hidden_size", "1099511627776"}},
       {"ConfigNumberIsHuge", SetKey("rope_theta", 1e300), {kConfig, "rope_theta"}},
       {"ConfigRatioUnknown", SetKey("compress_ratios", {4, 8}), {kConfig, "compress_ratios", "8"}},
       {"ConfigRatiosAreNotAList", SetKey("compress_ratios", true), {kConfig, "compress_ratios"}},
@@ -347,9 +353,7 @@ std::vector<BadModel> BadConfigs() {
       {"ConfigBiasOfTheWrongType", SetKey("attention_bias", "no"), {kConfig, "attention_bias"}},
       {"ConfigQuantisationIsText", SetKey("quantization_config", "fp8"), {"quantization_config"}},
       {"ConfigOfAnotherShape", SetKey("q_lora_rank", 32), {kFirst, "wq_a.weight", "BF16[32, 32]"}},
-      {"ConfigHasMoreLayers",
-       SetKey("num_hidden_layers", 3),
-       {kIndex, "layers.2.", "missing"}},
+      {"ConfigHasMoreLayers", SetKey("num_hidden_layers", 3), {kIndex, "layers.2.", "missing"}},
   };
 }
 

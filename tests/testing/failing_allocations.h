@@ -43,10 +43,10 @@ class UnfailingAllocations {
   const bool was_armed_;
 };
 
-// Calls attempt(arm) again and again, first with the first allocation failing, then the one `stride`
-// later, and so on, until an attempt gets through without a failure. An attempt makes what it needs
-// and then calls arm(part): only allocations inside of part() count, and it must let no exception
-// out. Returns the number of failures.
+// Calls attempt(arm) again and again, first with the first allocation failing, then the one
+// `stride` later, and so on, until an attempt gets through without a failure. An attempt makes what
+// it needs and then calls arm(part): only allocations inside of part() count, and it must let no
+// exception out. Returns the number of failures.
 template <typename Attempt>
 int64_t FailEveryAllocation(Attempt attempt, int64_t stride = 1) {
   for (int64_t failures = 0;; ++failures) {

@@ -113,7 +113,10 @@ TEST(ChatToolsTest, CallsAreCompleteIfEachOfThemIs) {
   };
   EXPECT_FALSE(complete("x"));
   EXPECT_TRUE(complete(open));
-  const std::string second = "\n<\xFF" "invoke name=\"g\">\n<\xFF" "parameter name=\"a\" string=\"true\">";
+  const std::string second =
+      "\n<\xFF"
+      "invoke name=\"g\">\n<\xFF"
+      "parameter name=\"a\" string=\"true\">";
   EXPECT_FALSE(complete(open + second));
   EXPECT_TRUE(complete(open + second + "v</\xFF" "parameter>\n</\xFF" "invoke>"));
   EXPECT_FALSE(complete(open + second + "v</\xFF" "parameter>oops"));

@@ -34,10 +34,20 @@ void Reset(int fd) {
 }  // namespace
 
 std::string_view Name(FrameFault fault) {
-  constexpr std::string_view kNames[kNumFrameFaults] = {
-      "none",     "flipped payload bit", "flipped header bit", "forged header", "swapped rows",
-      "dropped bytes", "shortened",      "duplicated",         "reordered",     "old frame repeated",
-      "stale epoch",   "delayed",        "stalled",            "reset"};
+  constexpr std::string_view kNames[kNumFrameFaults] = {"none",
+                                                        "flipped payload bit",
+                                                        "flipped header bit",
+                                                        "forged header",
+                                                        "swapped rows",
+                                                        "dropped bytes",
+                                                        "shortened",
+                                                        "duplicated",
+                                                        "reordered",
+                                                        "old frame repeated",
+                                                        "stale epoch",
+                                                        "delayed",
+                                                        "stalled",
+                                                        "reset"};
   return kNames[static_cast<size_t>(fault)];
 }
 

@@ -1,6 +1,6 @@
-// A TCP proxy that does to connections what networks and their worst days do. Put it between a prefill
-// and a decode worker: it takes connections at its own address and hands every byte on to the target,
-// except as its weather or its rule says.
+// A TCP proxy that does to connections what networks and their worst days do. Put it between a
+// prefill and a decode worker: it takes connections at its own address and hands every byte on to
+// the target, except as its weather or its rule says.
 #pragma once
 
 #include <array>

@@ -124,8 +124,9 @@ class ScriptedDecodeImpl final : public ScriptedDecode, public v1::DecodeService
     return grpc::Status::OK;
   }
 
-  grpc::Status Stream(grpc::ServerContext*,
-                      grpc::ServerReaderWriter<v1::StreamReply, v1::StreamRequest>* stream) override {
+  grpc::Status Stream(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<v1::StreamReply, v1::StreamRequest>* stream) override {
     std::thread reader([&]() {
       v1::StreamRequest request;
       while (stream->Read(&request)) {

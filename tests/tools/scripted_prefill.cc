@@ -97,7 +97,8 @@ class ScriptedPrefillImpl final : public ScriptedPrefill, public v1::PrefillServ
       }
       std::this_thread::sleep_for(kTick);
     }
-    if (decode == nullptr) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "no such decode worker");
+    if (decode == nullptr)
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "no such decode worker");
     return Answer(*request, *decode, reply);
   }
 

@@ -1,4 +1,5 @@
-// Goal G21: whatever is wrong with a model folder, a worker says so by file and tensor at its start.
+// Goal G21: whatever is wrong with a model folder, a worker says so by file and tensor at its
+// start.
 #include <chrono>
 
 #include <gmock/gmock.h>

@@ -87,7 +87,8 @@ TEST(WorkerConfigTest, AMissingModelIsNamed) {
 }
 
 TEST(WorkerConfigTest, ARouterIsAHostAndAPort) {
-  for (const char* good : {"127.0.0.1:8081", "localhost:1", "[::1]:65535", "router.svc.local:8081"}) {
+  for (const char* good :
+       {"127.0.0.1:8081", "localhost:1", "[::1]:65535", "router.svc.local:8081"}) {
     EXPECT_TRUE(CheckRouterAddress(good).ok()) << good;
   }
   for (const char* bad : {"", "localhost", "localhost:", ":8081", "localhost:0", "localhost:65536",
