@@ -60,7 +60,7 @@ inline constexpr int kAttentionHeads = 64;  // heads of one thread block
 constexpr int MaxClusterSteps(const ClusterShape& shape) {
   if (shape.blocks <= 4) return 10;
   if (shape.blocks == 8) return 11;
-  return shape.heads == 64 ? 16 : 18;
+  return shape.heads == 64 ? 15 : 18;
 }
 
 // Of up to `max_keys` keys a token. The length of a split follows from nothing else.

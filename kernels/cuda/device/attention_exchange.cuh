@@ -19,8 +19,11 @@ struct StepResults {
   static constexpr int kTiles = kHeads / 16;   // of 16 heads; warp w of a warpgroup has w % kTiles
   static constexpr int kTileBytes = 16 * 128;  // 64 keys each
   static constexpr int kStepBytes = kTiles * (kTileBytes + 8 * static_cast<int>(sizeof(float4)));
-  uint4 probs[kMaxSteps][kTiles][4][32];  // [step][tile][16 keys][lane]
-  float4 stats[kMaxSteps][kTiles][8];     // [step][tile][r]
+  struct alignas(1024) Step {
+    uint4 probs[kTiles][4][32];  // [tile][16 keys][lane]
+    float4 stats[kTiles][8];     // [tile][r]
+  };
+  Step steps[kMaxSteps];
   __device__ static int Tile() { return static_cast<int>(threadIdx.x % 128 / 32) % kTiles; }
 };
 
@@ -69,11 +72,11 @@ __device__ inline void StoreResult(const uint32_t (&probs)[4][4], const RowStats
   if (tile >= results.kTiles) return;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    results.probs[at][tile][i][lane] = {probs[i][0], probs[i][1], probs[i][2], probs[i][3]};
+    results.steps[at].probs[tile][i][lane] = {probs[i][0], probs[i][1], probs[i][2], probs[i][3]};
   }
   if (lane % 4 == 0) {
-    results.stats[at][tile][lane / 4] = {stats.reference[0], stats.sum[0], stats.reference[1],
-                                         stats.sum[1]};
+    results.steps[at].stats[tile][lane / 4] = {stats.reference[0], stats.sum[0], stats.reference[1],
+                                               stats.sum[1]};
   }
 }
 // Copies number `at` of a block's own to the results of all other blocks, where it counts for
@@ -83,17 +86,11 @@ __device__ inline void CopyResult(const StepResults<kHeads, kOwnSteps>& own, int
                                   int step, const StepResults<kHeads, kMaxSteps>& results,
                                   const uint64_t* full) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int turn = static_cast<int>(threadIdx.x % 128 / 32) + lane / 2 * 4;
+  const int turn = static_cast<int>(threadIdx.x % 128 / 32) + lane * 4;
   if (turn >= kBlocks - 1) return;
   const int peer = (rank + 1 + turn) % kBlocks;  // each begins with another one
-  const uint32_t barrier = ClusterAddress(full, peer);
-  if (lane % 2 == 0) {
-    CopyToPeer(ClusterAddress(results.probs[step], peer), own.probs[at], sizeof(own.probs[at]),
-               barrier);
-  } else {
-    CopyToPeer(ClusterAddress(results.stats[step], peer), own.stats[at], sizeof(own.stats[at]),
-               barrier);
-  }
+  CopyToPeer(ClusterAddress(&results.steps[step], peer), &own.steps[at], own.kStepBytes,
+             ClusterAddress(full, peer));
 }
 
 // The same for few blocks, from registers to all kBlocks, this one too. By a warpgroup; the warps
@@ -112,13 +109,15 @@ __device__ inline void SendResult(const uint32_t (&probs)[4][4], const RowStats&
        i += kSenders) {
     const int peer = (i + rank) % kBlocks;  // each begins with another one
     const uint32_t barrier = ClusterAddress(full, peer);
-    const uint32_t to = ClusterAddress(&results.probs[step][tile][0][lane], peer);
+    const uint32_t to = ClusterAddress(&results.steps[step].probs[tile][0][lane], peer);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      StoreAsync(to + j * static_cast<uint32_t>(sizeof(results.probs[0][0][0])), probs[j], barrier);
+      StoreAsync(to + j * static_cast<uint32_t>(sizeof(results.steps[0].probs[0][0])), probs[j],
+                 barrier);
     }
     if (lane % 4 == 0) {
-      StoreAsync(ClusterAddress(&results.stats[step][tile][lane / 4], peer), row_stats, barrier);
+      StoreAsync(ClusterAddress(&results.steps[step].stats[tile][lane / 4], peer), row_stats,
+                 barrier);
     }
   }
 }
@@ -133,7 +132,7 @@ template <int kHeads, int kMaxSteps>
 __device__ inline float4 StatsOf(const StepResults<kHeads, kMaxSteps>& results, int num_steps,
                                  int step) {
   if (step >= num_steps) return {-INFINITY, 0, -INFINITY, 0};
-  return results.stats[step][results.Tile()][threadIdx.x % 32 / 4];
+  return results.steps[step].stats[results.Tile()][threadIdx.x % 32 / 4];
 }
 template <int kHeads, int kMaxSteps>
 __device__ inline RowReferences JoinReferences(const StepResults<kHeads, kMaxSteps>& results,
@@ -177,13 +176,13 @@ template <int kHeads, int kMaxSteps>
 __device__ inline void LoadProbabilities(const StepResults<kHeads, kMaxSteps>& results, int step,
                                          const RowReferences& rows, uint32_t (&probs)[4][4]) {
   const int tile = results.Tile();
-  const float4 stats = results.stats[step][tile][threadIdx.x % 32 / 4];
+  const float4 stats = results.steps[step].stats[tile][threadIdx.x % 32 / 4];
   const float powers[2] = {PowerOfTwo(stats.x - rows.reference[0]),
                            PowerOfTwo(stats.z - rows.reference[1])};
   const uint32_t factors[2] = {PackBf16(powers[0], powers[0]), PackBf16(powers[1], powers[1])};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint4 words = results.probs[step][tile][i][threadIdx.x % 32];
+    const uint4 words = results.steps[step].probs[tile][i][threadIdx.x % 32];
     probs[i][0] = MultiplyBf16x2(words.x, factors[0]);
     probs[i][1] = MultiplyBf16x2(words.y, factors[1]);
     probs[i][2] = MultiplyBf16x2(words.z, factors[0]);
@@ -216,7 +215,7 @@ __device__ inline void ScaleProbabilities(StepResults<kHeads, kMaxSteps>& result
     for (int i = 0; i < kAtOnce; ++i) {
       const int step = first + i * kSharers;
       if (step >= num_steps) break;
-      const uint32_t to = SharedAddress(results.probs[step][results.Tile()]) + row * 128;
+      const uint32_t to = SharedAddress(results.steps[step].probs[results.Tile()]) + row * 128;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         StoreMatrices(to + ((2 * j + lane / 16) ^ (row % 8)) * 16, probs[i][j][0], probs[i][j][1],
