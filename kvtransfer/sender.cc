@@ -21,6 +21,10 @@ constexpr std::chrono::minutes kPeerMemory{10};
 // For how long a transport that has failed is left out, if there is another.
 constexpr std::chrono::seconds kAvoidTransport{30};
 
+// While a link over a device has nothing to move, the next slot is this part of one: it is packed
+// sooner, and the bytes move while the slot after it is packed.
+constexpr int64_t kFirstPart = 4;
+
 // One frozen decode worker cannot hold more than half of the staging memory.
 int HalfOf(int slots) { return std::max(1, slots / 2); }
 
@@ -330,7 +334,13 @@ bool SlotSender::PackSlot(LeaseId lease, Outgoing& outgoing, Peer& peer) {
   Section& section = outgoing.section;
   link.PrepareOffer();
   const int64_t limit = std::min(slots.slot_bytes(), link.slot_bytes());
-  const std::vector<RowRun> runs = TakeRows(section.runs, section.num_rows, limit, section.place);
+  const bool moves_nothing =
+      outstanding == 0 && options_.data[*link.transport()]->slots_on_device();
+  std::vector<RowRun> runs;
+  if (moves_nothing) {
+    runs = TakeRows(section.runs, section.num_rows, limit / kFirstPart, section.place);
+  }
+  if (runs.empty()) runs = TakeRows(section.runs, section.num_rows, limit, section.place);
   const int64_t num_rows = CountRows(runs);
   if (absl::Status fault = FAILPOINT("kvtransfer.pack"); !fault.ok() || num_rows == 0) {
     slots.GiveBack(*slot);

@@ -122,9 +122,12 @@ TEST_F(TwoGpusTest, AnswersOverNcclEqualThoseOfOneProcess) {
               static_cast<long long>(streams.answers()), problems.size());
 }
 
-// What a cluster adds to the time to the first token: router, reservation and the part of the hand-off
-// that the answer waits for.
-TEST_F(TwoGpusTest, TheFirstTokenComesHardlyLaterThanInOneProcess) {
+// What a cluster adds to the time to the first token: router, reservation, and what packing and
+// sending rows takes from the steps. Of the number of tokens in a chunk, which is a step.
+class FirstTokenTest : public TwoGpusTest, public testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(Chunks, FirstTokenTest, testing::Values(512, 4'096));
+
+TEST_P(FirstTokenTest, ComesHardlyLaterThanInOneProcess) {
   constexpr int kRepeats = 7;
   const std::vector<GenerateInput> prompts = RandomInputs(std::vector<int64_t>(kRepeats, 10'500), 1, 9);
   const auto median = [](std::vector<double> times) {
@@ -140,8 +143,9 @@ TEST_F(TwoGpusTest, TheFirstTokenComesHardlyLaterThanInOneProcess) {
     flags.model = kNeedleTiny;
     flags.device = "cuda:0";
     flags.max_context = "12288";
-    const auto options = SingleProcessOptions(flags);
+    auto options = SingleProcessOptions(flags);
     ASSERT_TRUE(options.ok()) << options.status();
+    options->max_batch_tokens = GetParam();
     const auto engine = Engine::Create(*options);
     ASSERT_TRUE(engine.ok()) << engine.status();
     for (int i = -1; i < kRepeats; ++i) {
@@ -151,7 +155,8 @@ TEST_F(TwoGpusTest, TheFirstTokenComesHardlyLaterThanInOneProcess) {
       if (i >= 0) alone.push_back(since(start));
     }
   }
-  const auto cluster = Start({"--device", "cuda:0,cuda:1"});
+  const auto cluster = Start(
+      {"--device", "cuda:0,cuda:1", "--chunk-tokens", std::to_string(GetParam())});
   ASSERT_NE(cluster, nullptr);
   const GenerateClient client(cluster->router_address());
   for (int i = -1; i < kRepeats; ++i) {
@@ -167,8 +172,11 @@ TEST_F(TwoGpusTest, TheFirstTokenComesHardlyLaterThanInOneProcess) {
     if (i >= 0) together.push_back(first);
   }
   EXPECT_EQ(LinksOverNccl(cluster->Find("prefill-0")), 1);
-  std::printf("RESULT first token of 10,500 tokens, medians of %d: one process %.2f ms, cluster %.2f ms\n",
-              kRepeats, median(alone), median(together));
+  const std::string page = MetricsPage(cluster->Find("prefill-0").metrics_port);
+  std::printf("RESULT first token of 10,500 tokens, chunks of %d, medians of %d: one process "
+              "%.2f ms, cluster %.2f ms, of which steps %.2f\n",
+              GetParam(), kRepeats, median(alone), median(together),
+              1e3 * MetricSum(page, "lodestone_step_seconds_sum") / (kRepeats + 1));
 }
 
 // Two clusters whose links cross. The workers that are killed, two of a kind, share GPU 0; those that
