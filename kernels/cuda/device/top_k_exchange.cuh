@@ -8,12 +8,19 @@ namespace lodestone::cuda::top_k {
 // Of a run of which some are missing.
 constexpr uint32_t kIncompleteRun = 0xffffu << 16;
 
+// The blocks are a power of two, and dividing by what is not constant takes 100 cycles and more.
+__device__ inline int Log2(int blocks) { return 31 - __clz(blocks); }
+// Candidates that a block may send.
+__device__ inline uint32_t PlacesOfBlock(int blocks) {
+  return Tile::kMaxCandidates >> Log2(blocks);
+}
+
 // Sends this warp's candidates to the first block.
 __device__ inline void SendCandidates(int num_items, float bound, int blocks,
                                       const BlockCluster& team, TopKShared& shared) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  const uint32_t most = Tile::kMaxCandidates / static_cast<uint32_t>(blocks);
+  const uint32_t most = PlacesOfBlock(blocks);
   const uint32_t barrier = ClusterAddress(&shared.lists_barrier, 0);
   const bool complete = num_items <= Tile::kWarpItems;
   const WarpCandidates mine(complete ? num_items : 0, bound, shared);
@@ -55,7 +62,7 @@ __device__ inline uint32_t Receive(int blocks, TopKShared& shared) {
   }
   const uint32_t total = __reduce_add_sync(~0u, sum);
   if (total > Tile::kMaxCandidates) return total;
-  const int block = lane % blocks;  // some lanes for each
+  const int block = lane & (blocks - 1);  // some lanes for each
   const uint32_t run = shared.runs[warp * blocks + block];
   const uint32_t count = run >> 16;
   uint32_t upto = count;
@@ -63,10 +70,9 @@ __device__ inline uint32_t Receive(int blocks, TopKShared& shared) {
     const uint32_t below = __shfl_up_sync(~0u, upto, offset, blocks);
     if (block >= offset) upto += below;
   }
-  const Candidate* const from =
-      shared.received + block * (Tile::kMaxCandidates / blocks) + (run & 0xffff);
+  const Candidate* const from = shared.received + block * PlacesOfBlock(blocks) + (run & 0xffff);
   Candidate* const to = shared.candidates + __reduce_add_sync(~0u, before) + upto - count;
-  for (uint32_t i = lane / blocks; i < count; i += 32 / blocks) to[i] = from[i];
+  for (uint32_t i = lane >> Log2(blocks); i < count; i += 32u >> Log2(blocks)) to[i] = from[i];
   __syncthreads();
   return total;
 }
