@@ -264,7 +264,7 @@ int64_t ExpertStride(const MoeExpertsParams& p) {
 // that are widened.
 int TileRows(const Sizes& sizes) {
   const int64_t mean = sizes.tokens * sizes.chosen / sizes.experts;
-  if (CurrentDevice().sm90) return mean < 6 ? 16 : mean <= 64 ? 64 : 128;
+  if (CurrentDevice().sm90) return mean <= 12 ? 16 : mean <= 64 ? 64 : 128;
   return mean <= 16 ? 16 : mean <= 32 ? 32 : mean <= 64 ? 64 : 128;
 }
 

@@ -94,36 +94,35 @@ void LaunchWide(const GemmArgs& args, cudaStream_t stream) {
               WideTile::kThreads, static_cast<int>(shared_bytes), stream);
 }
 
-template <WeightFormat kFormat, int kRows, int kGroups>
+template <WeightFormat kFormat, int kRows>
 void LaunchWarpgroups(const GemmArgs& args, cudaStream_t stream) {
-  using Tile = WarpgroupTile<kGroups>;
-  const int64_t shared_bytes = sizeof(WarpgroupShared<kFormat, kRows, kGroups>) +
-                               BlockScaleBytes<kFormat>(args, Tile::kOutputs);
-  LaunchTiles(WarpgroupGemmKernel<kFormat, kRows, kGroups>, args, kRows, Tile::kOutputs,
-              Tile::kThreads, static_cast<int>(shared_bytes), stream);
+  using Tile = WarpgroupTile;
+  const int64_t shared_bytes =
+      sizeof(WarpgroupShared<kFormat, kRows>) + BlockScaleBytes<kFormat>(args, Tile::kOutputs);
+  LaunchTiles(WarpgroupGemmKernel<kFormat, kRows>, args, kRows, Tile::kOutputs, Tile::kThreads,
+              static_cast<int>(shared_bytes), stream);
 }
 
-// Blocks of 256 outputs by 64 rows of an expert or of 128 by 128; of 128 by 64 where every one of
-// them gets a processor.
+// Blocks of 128 rows; of 64 for experts with so few, and where every block gets a processor.
 template <WeightFormat kFormat>
 void LaunchWarpgroupRows(const GemmArgs& args, cudaStream_t stream) {
   if (args.tiles != nullptr) {
-    if (args.tile_rows <= 64) return LaunchWarpgroups<kFormat, 64, 4>(args, stream);
-    return LaunchWarpgroups<kFormat, 128, 2>(args, stream);
+    if (args.tile_rows <= 64) return LaunchWarpgroups<kFormat, 64>(args, stream);
+    return LaunchWarpgroups<kFormat, 128>(args, stream);
   }
   const int64_t column_tiles = (args.n + 127) / 128 * args.parts;
   const int64_t blocks = (args.rows + 63) / 64 * column_tiles;
   if (args.rows <= 64 || blocks <= CurrentDevice().processors) {
-    return LaunchWarpgroups<kFormat, 64, 2>(args, stream);
+    return LaunchWarpgroups<kFormat, 64>(args, stream);
   }
-  LaunchWarpgroups<kFormat, 128, 2>(args, stream);
+  LaunchWarpgroups<kFormat, 128>(args, stream);
 }
 
 // Whether warpgroups are faster than warps that sum a slice each: from 33 rows on if they are of
 // experts or outputs are so many that most processors have a block.
 inline bool IsForWarpgroups(const GemmArgs& args, int64_t rows) {
   constexpr int64_t kManyOutputs = 8192;
-  if (!CurrentDevice().sm90 || args.k % WarpgroupTile<2>::kInputs != 0) return false;
+  if (!CurrentDevice().sm90 || args.k % WarpgroupTile::kInputs != 0) return false;
   return rows > 64 || (rows > 32 && (args.tiles != nullptr || args.n * args.parts >= kManyOutputs));
 }
 

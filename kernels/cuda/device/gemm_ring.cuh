@@ -8,50 +8,41 @@
 // The ring of the product tile for many rows (gemm_warpgroup.cuh), and the warpgroup that fills it.
 namespace lodestone::cuda {
 
-// kGroups multiplying warpgroups. Four have more warps to hide each other's steps; two leave
-// registers for tiles of 128 rows.
-template <int kGroups>
 struct WarpgroupTile {
-  static_assert(kGroups == 2 || kGroups == 4);
-  static constexpr int kOutputs = 64 * kGroups;
+  static constexpr int kOutputs = 128;
   static constexpr int kInputs = 64;  // of one stage
-  static constexpr int kMostStages = 6;
-  static constexpr int kRingBytes = 200 * 1024;
+  static constexpr int kStages = 6;
   static constexpr int kGroupThreads = 128;
-  static constexpr int kMultiplyThreads = kGroups * kGroupThreads;
+  static constexpr int kMultiplyThreads = 2 * kGroupThreads;
   static constexpr int kThreads = kMultiplyThreads + kGroupThreads;
-  static constexpr int kMultiplyRegisters = kGroups == 2 ? 232 : 104;
-  static constexpr int kCopyRegisters = kGroups == 2 ? 40 : 56;
+  static constexpr int kMultiplyRegisters = 232;
+  static constexpr int kCopyRegisters = 40;
   static constexpr int kChunks = kInputs / 8;  // of 8 inputs, in a row of a stage
 };
 
-template <WeightFormat kFormat, int kRows, int kGroups>
+template <WeightFormat kFormat, int kRows>
 struct WarpgroupShared {
-  using Tile = WarpgroupTile<kGroups>;
-  static constexpr int kOutputBytes = static_cast<int>(RowBytes<kFormat>(Tile::kInputs));
-  static constexpr int kStageBytes = kRows * Tile::kInputs * 2 + Tile::kOutputs * kOutputBytes;
-  static constexpr int kFit = Tile::kRingBytes / kStageBytes;
-  static constexpr int kStages = kFit < Tile::kMostStages ? kFit : Tile::kMostStages;
-  uint16_t x[kStages][kRows][Tile::kInputs];
-  uint8_t weight[kStages][Tile::kOutputs][kOutputBytes];
-  uint64_t full[kStages];
-  uint64_t empty[kStages];
+  using Tile = WarpgroupTile;
+  uint16_t x[Tile::kStages][kRows][Tile::kInputs];
+  uint8_t weight[Tile::kStages][Tile::kOutputs][RowBytes<kFormat>(Tile::kInputs)];
+  uint64_t full[Tile::kStages];
+  uint64_t empty[Tile::kStages];
 };
 
 // Where 16-byte unit `unit` of weight row `row` lies in a row of a stage: rows that are read at
 // once use different banks.
 template <WeightFormat kFormat>
 __device__ int WeightUnitPlace(int row, int unit) {
-  constexpr int kUnits = RowBytes<kFormat>(WarpgroupTile<2>::kInputs) / 16;
+  constexpr int kUnits = RowBytes<kFormat>(WarpgroupTile::kInputs) / 16;
   return unit ^ (row / (8 / kUnits) % kUnits);
 }
 
 // The copying warpgroup: all stages of x and of the weights. A stage is said to be full when
 // kBehind more are under way.
-template <WeightFormat kFormat, int kRows, int kGroups>
+template <WeightFormat kFormat, int kRows>
 __device__ void CopyStages(const GemmArgs& args, const TileWork& work,
-                           WarpgroupShared<kFormat, kRows, kGroups>& shared) {
-  using Tile = WarpgroupTile<kGroups>;
+                           WarpgroupShared<kFormat, kRows>& shared) {
+  using Tile = WarpgroupTile;
   constexpr int kUnits = RowBytes<kFormat>(Tile::kInputs) / 16;
   constexpr int kRowsAtOnce = Tile::kGroupThreads / Tile::kChunks;
   constexpr int kOutputsAtOnce = Tile::kGroupThreads / kUnits;
@@ -74,9 +65,8 @@ __device__ void CopyStages(const GemmArgs& args, const TileWork& work,
   const uint8_t* weight =
       work.weight.values + (work.first_weight + first_output) * output_bytes + weight_unit * 16;
   constexpr int kBehind = 3;
-  constexpr int kStages = WarpgroupShared<kFormat, kRows, kGroups>::kStages;
-  static_assert(kBehind + 2 <= kStages);  // a stage is given back while the next is used
-  RingStage<kStages> stage, copied;
+  static_assert(kBehind + 2 <= Tile::kStages);  // a stage is given back while the next is used
+  RingStage<Tile::kStages> stage, copied;
   const auto fill = [&] {
     SharedProxyFence();
     BarrierArrive(&shared.full[copied.index]);
@@ -85,7 +75,7 @@ __device__ void CopyStages(const GemmArgs& args, const TileWork& work,
   for (int at = 0; at < args.k; at += Tile::kInputs) {
     BarrierWait(&shared.empty[stage.index], stage.parity ^ 1);
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
+    for (int i = 0; i < Tile::kOutputs / kOutputsAtOnce; ++i) {
       const int output = first_output + i * kOutputsAtOnce;
       if (output >= work.columns) break;
       CopyAsync16(SharedAddress(&shared.weight[stage.index][output]

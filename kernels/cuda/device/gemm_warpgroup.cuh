@@ -8,10 +8,10 @@
 #include "kernels/cuda/device/gemm_work.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 
-// The product tile for many rows on sm_90a: 128 or 256 outputs of kRows rows a block, by wgmma.
-// Weights are its A, 64 outputs a warpgroup, which a warp widens into the registers it multiplies
-// from, so every weight is widened once a block; rows of x are its B, in shared memory. One more
-// warpgroup copies both into a ring.
+// The product tile for many rows on sm_90a: 128 outputs of kRows rows a block, by wgmma. Weights
+// are its A, 64 outputs a warpgroup, which a warp widens into the registers it multiplies from, so
+// every weight is widened once a block; rows of x are its B, in shared memory. A third warpgroup
+// copies both into a ring.
 //
 // wgmma gives the bits of mma.sync over the same 16 inputs in any order, so 32 inputs are two
 // products as in MultiplyTile32: the first four of every eight, then the other four. In shared
@@ -19,10 +19,10 @@
 namespace lodestone::cuda {
 
 // The bf16 outputs of a block on their way out, where the ring was.
-template <int kRows, int kGroups>
+template <int kRows>
 struct WarpgroupOutputs {
   static constexpr int kPadding = 8;  // so that the rows that are written at once use other banks
-  uint16_t row[kRows][WarpgroupTile<kGroups>::kOutputs + kPadding];
+  uint16_t row[kRows][WarpgroupTile::kOutputs + kPadding];
 };
 
 // A block of 32 weights of this lane's output as they are stored: of the block's four chunks of 8
@@ -81,9 +81,9 @@ __device__ uint4 WidenBlock(const StoredBlock<kFormat>& stored, uint32_t scale) 
 
 // codes[group][output] of the block's outputs, by the multiplying warpgroups; complete after their
 // barrier.
-template <WeightFormat kFormat, int kGroups>
+template <WeightFormat kFormat>
 __device__ void LoadScales(const WeightRows<kFormat>& rows, int outputs, uint8_t* codes) {
-  using Tile = WarpgroupTile<kGroups>;
+  using Tile = WarpgroupTile;
   const int groups = static_cast<int>(ScaleColumns(kFormat, rows.k));
   const int output = static_cast<int>(threadIdx.x) % Tile::kOutputs;
   if (output >= outputs) return;
@@ -97,11 +97,10 @@ __device__ void LoadScales(const WeightRows<kFormat>& rows, int outputs, uint8_t
 
 // The multiplying warpgroups: `total` of 64 outputs (this group's) by kRows rows, as wgmma gives
 // it.
-template <WeightFormat kFormat, int kRows, int kGroups>
+template <WeightFormat kFormat, int kRows>
 __device__ void MultiplyStages(const GemmParams& params, const uint8_t* scales,
-                               WarpgroupShared<kFormat, kRows, kGroups>& shared,
-                               float (&total)[kRows / 2]) {
-  using Tile = WarpgroupTile<kGroups>;
+                               WarpgroupShared<kFormat, kRows>& shared, float (&total)[kRows / 2]) {
+  using Tile = WarpgroupTile;
   constexpr int kUnits = RowBytes<kFormat>(Tile::kInputs) / 16;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int output = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;  // and output + 8
@@ -109,7 +108,7 @@ __device__ void MultiplyStages(const GemmParams& params, const uint8_t* scales,
   const int num_stages = static_cast<int>(params.args.k) / Tile::kInputs;
   const int slice_stages = SliceInputs(params.args.k, params.slices) / Tile::kInputs;
   float acc[kRows / 2] = {};
-  RingStage<WarpgroupShared<kFormat, kRows, kGroups>::kStages> ring;
+  RingStage<Tile::kStages> ring;
   int previous = 0;
   const auto release = [&] { BarrierArrive(&shared.empty[previous]); };
   for (int first = 0; first < num_stages; first += slice_stages) {
@@ -160,11 +159,10 @@ __device__ void MultiplyStages(const GemmParams& params, const uint8_t* scales,
 }
 
 // The outputs of both multiplying warpgroups, by way of shared memory where they are bf16.
-template <int kRows, int kGroups>
+template <int kRows>
 __device__ void StoreOutputs(const GemmArgs& args, const TileWork& work,
-                             const float (&total)[kRows / 2],
-                             WarpgroupOutputs<kRows, kGroups>& staged) {
-  using Tile = WarpgroupTile<kGroups>;
+                             const float (&total)[kRows / 2], WarpgroupOutputs<kRows>& staged) {
+  using Tile = WarpgroupTile;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int output = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4;
   const auto for_each = [&](const auto& store) {
@@ -195,16 +193,16 @@ __device__ void StoreOutputs(const GemmArgs& args, const TileWork& work,
   }
 }
 
-template <WeightFormat kFormat, int kRows, int kGroups>
-__global__ void __launch_bounds__(WarpgroupTile<kGroups>::kThreads, 1)
+template <WeightFormat kFormat, int kRows>
+__global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
     WarpgroupGemmKernel(const __grid_constant__ GemmParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Tile = WarpgroupTile<kGroups>;
+  using Tile = WarpgroupTile;
   extern __shared__ __align__(1024) uint8_t ring_memory[];
-  auto& shared = *reinterpret_cast<WarpgroupShared<kFormat, kRows, kGroups>*>(ring_memory);
-  static_assert(sizeof(WarpgroupOutputs<kRows, kGroups>) <= sizeof(shared.x));
+  auto& shared = *reinterpret_cast<WarpgroupShared<kFormat, kRows>*>(ring_memory);
+  static_assert(sizeof(WarpgroupOutputs<kRows>) <= sizeof(shared.x));
   if (threadIdx.x == 0) {
-    for (int i = 0; i < WarpgroupShared<kFormat, kRows, kGroups>::kStages; ++i) {
+    for (int i = 0; i < Tile::kStages; ++i) {
       BarrierInit(&shared.full[i], Tile::kGroupThreads);
       BarrierInit(&shared.empty[i], Tile::kMultiplyThreads);
     }
@@ -221,14 +219,13 @@ __global__ void __launch_bounds__(WarpgroupTile<kGroups>::kThreads, 1)
   GrowRegisters<Tile::kMultiplyRegisters>();
   uint8_t* const weight_scales = ring_memory + sizeof(shared);
   if constexpr (IsQuantised(kFormat)) {
-    LoadScales<kFormat, kGroups>(WeightRowsOf<kFormat>(params.args, work), work.columns,
-                                 weight_scales);
+    LoadScales<kFormat>(WeightRowsOf<kFormat>(params.args, work), work.columns, weight_scales);
     NamedBarrierSync(1, Tile::kMultiplyThreads);
   }
   float total[kRows / 2];
   MultiplyStages(params, weight_scales, shared, total);
-  StoreOutputs<kRows, kGroups>(params.args, work, total,
-                               *reinterpret_cast<WarpgroupOutputs<kRows, kGroups>*>(ring_memory));
+  StoreOutputs<kRows>(params.args, work, total,
+                      *reinterpret_cast<WarpgroupOutputs<kRows>*>(ring_memory));
 #endif
 }
 
