@@ -44,28 +44,29 @@ __device__ inline int FindOwnRows(const SparseAttentionArgs& args, const TokenKe
   return static_cast<int>(args.first_token) + keys.first_token + behind;
 }
 
-// The rows of a step's keys; where there is no key, that of the step's first takes its place: its
+// The rows of a step's keys; where there is no key, the token's own latent takes its place: its
 // probability is 0.
 __device__ inline void ListStep(const SparseAttentionArgs& args, const TokenKeys& keys,
                                 int first_key, const StepEntries& entries,
                                 const uint8_t* (&rows)[PrefillTile::kKeys]) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int32_t* const pages = args.block_table + keys.seq * args.max_pages;
-  const uint8_t* row[2];
+  const int shift = args.ratio == 4 ? 6 : 1;  // of 64 or 2 entries a page
+  int32_t page[2] = {};                       // both loads before either's use
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int index = first_key + 32 * i + lane;
-    row[i] = nullptr;
-    if (index < keys.num_window) {
-      row[i] = FindWindowLatent(args, keys, index);
-    } else if (entries.entry[i] >= 0) {
-      row[i] = args.entries.payload + EntryLatentOffset(args, pages, entries.entry[i]);
-    }
+    if (entries.entry[i] >= 0) page[i] = pages[entries.entry[i] >> shift];
   }
-  const auto first = reinterpret_cast<const uint8_t*>(
-      __shfl_sync(~0u, reinterpret_cast<unsigned long long>(row[0]), 0));
 #pragma unroll
-  for (int i = 0; i < 2; ++i) rows[32 * i + lane] = row[i] != nullptr ? row[i] : first;
+  for (int i = 0; i < 2; ++i) {
+    const int entry = entries.entry[i];
+    const uint8_t* row = args.entries.payload + page[i] * args.entries.payload_block_stride +
+                         (entry & ((1 << shift) - 1)) * kLatentBytes;
+    if (entry < 0) {
+      row = FindWindowLatent(args, keys, min(first_key + 32 * i + lane, keys.num_window - 1));
+    }
+    rows[32 * i + lane] = row;
+  }
 }
 
 // The listing warp: the steps of all items.
@@ -83,11 +84,12 @@ __device__ inline void ListPrefill(const SparseAttentionArgs& args, PrefillShare
     for (int first_key = 0; count > 0; first_key += PrefillTile::kKeys) {
       const StepEntries next = LoadStepEntries(args, token, keys, first_key + PrefillTile::kKeys);
       BarrierWait(&shared.list_empty[slot.index], slot.parity ^ 1);
-      ListStep(args, keys, first_key, entries, shared.rows[slot.index]);
+      const int first_own = FindOwnRows(args, keys, first_key);
+      if (first_own < 0) ListStep(args, keys, first_key, entries, shared.rows[slot.index]);
       const int next_count = CountStepKeys(keys, first_key + PrefillTile::kKeys, next);
       if (lane == 0) {
         shared.listed[slot.index] = next_count > 0 ? count : -count;
-        shared.first_own[slot.index] = FindOwnRows(args, keys, first_key);
+        shared.first_own[slot.index] = first_own;
       }
       BarrierArrive(&shared.list_full[slot.index]);
       slot.Advance();
@@ -109,9 +111,12 @@ __device__ inline void ListPrefill(const SparseAttentionArgs& args, PrefillShare
 __device__ inline void CopyStep(const uint8_t* const (&rows)[PrefillTile::kKeys], uint8_t* stage) {
   const int warp = threadIdx.x % PrefillTile::kGroupThreads / 32;
   const int unit = threadIdx.x % 8;
-#pragma unroll 2
-  for (int row = warp * PrefillTile::kRowsAtOnce + threadIdx.x % 32 / 8; row < PrefillTile::kKeys;
-       row += PrefillTile::kGatherWarps * PrefillTile::kRowsAtOnce) {
+  constexpr int kGroupRows = PrefillTile::kGatherWarps * PrefillTile::kRowsAtOnce;
+  const int first = warp * PrefillTile::kRowsAtOnce + static_cast<int>(threadIdx.x % 32 / 8);
+#pragma unroll
+  for (int i = 0; i < PrefillTile::kKeys; i += kGroupRows) {
+    const int row = first + i;
+    if (row >= PrefillTile::kKeys) break;
     CopyLatentSlices(rows[row] + unit * 16,
                      SharedAddress(stage) + row * 128 + (unit ^ row % 8) * 16, kEvictLast);
   }

@@ -83,18 +83,23 @@ __device__ inline void PassStep(int turn, PrefillShared& shared) {
   NamedBarrierArrive(kStepPassed + turn, kPrefillComputeThreads);
 }
 
+// The sinks of this thread's rows, read long before they are needed: behind keys, loads take a
+// thousand cycles.
+__device__ inline float2 LoadSinks(const SparseAttentionArgs& args, const PrefillItem& item) {
+  const int head = item.head + static_cast<int>(threadIdx.x % PrefillTile::kGroupThreads / 32 * 16 +
+                                                threadIdx.x % 32 / 4);
+  const int last = static_cast<int>(args.num_heads) - 1;
+  return {args.sink[min(head, last)], args.sink[min(head + 8, last)]};
+}
+
 // The final factor of each head.
-__device__ inline void StoreFactors(const SparseAttentionArgs& args, const PrefillItem& item,
-                                    int turn, const PrefillStats& stats, PrefillShared& shared) {
+__device__ inline void StoreFactors(const float2& sinks, int turn, const PrefillStats& stats,
+                                    PrefillShared& shared) {
   const float largest[2] = {LargestOfQuad(stats.largest[0]), LargestOfQuad(stats.largest[1])};
   if (threadIdx.x % 4 != 0) return;
   const int row = threadIdx.x % PrefillTile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4;
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const int head = item.head + row + 8 * j;
-    if (head >= args.num_heads) continue;
-    shared.factor[turn][row + 8 * j] = FinalFactor(stats, j, largest[j], args.sink[head]);
-  }
+  shared.factor[turn][row] = FinalFactor(stats, 0, largest[0], sinks.x);
+  shared.factor[turn][row + 8] = FinalFactor(stats, 1, largest[1], sinks.y);
 }
 
 // Waits until what step `number` of the block's puts into shared memory may take the place of the
@@ -108,14 +113,16 @@ __device__ inline void WaitForPlace(int number) {
 __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const PrefillMaps& maps,
                                     float scale, PrefillShared& shared) {
   RingStage<PrefillTile::kStages> stage;
-  uint32_t query_parity = 0;
   int steps = 0;       // of all items
   bool taken = false;  // the next item's queries
   PrefillQuery query;
   if (threadIdx.x == 0) {
     CopySharedQuery(maps, PrefillItemOf(args, static_cast<int>(blockIdx.x)), shared);
   }
-  for (int number = blockIdx.x; number < NumPrefillItems(args); number += gridDim.x) {
+  const auto number_of = [](int turn) {
+    return static_cast<int>(blockIdx.x) + turn * static_cast<int>(gridDim.x);
+  };
+  for (int turn = 0; number_of(turn) < NumPrefillItems(args); ++turn) {
     if (!taken) {
       BarrierWait(&shared.full[stage.index], stage.parity);
       ReadPrefillQuery(shared.stages[stage.index][0], query);
@@ -124,8 +131,8 @@ __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const Prefi
       stage.Advance();
     }
     taken = false;
-    BarrierWait(&shared.query_full, query_parity);
-    query_parity ^= 1;
+    BarrierWait(&shared.query_full, turn % 2);
+    const float2 sinks = LoadSinks(args, PrefillItemOf(args, number_of(turn)));
     PrefillStats stats = {{-INFINITY, -INFINITY}, {0, 0}, {-INFINITY, -INFINITY}};
     StepSums step;
     bool waiting = false;  // the step before is to be passed on
@@ -145,10 +152,10 @@ __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const Prefi
       if (waiting) NamedBarrierArrive(kStepAllowed + (steps - 1) % 2, kPrefillComputeThreads);
       if (threadIdx.x % 32 == 0) BarrierArrive(&shared.empty[stage.index], 32);
       stage.Advance();
-      if (last && number + static_cast<int>(gridDim.x) < NumPrefillItems(args)) [[unlikely]] {
+      if (last && number_of(turn + 1) < NumPrefillItems(args)) [[unlikely]] {
         taken = StageFull(stage, shared);  // and all have read the queries in shared memory
         if (threadIdx.x == 0) {
-          CopySharedQuery(maps, PrefillItemOf(args, number + gridDim.x), shared);
+          CopySharedQuery(maps, PrefillItemOf(args, number_of(turn + 1)), shared);
         }
         if (taken) ReadPrefillQuery(shared.stages[stage.index][0], query);
       }
@@ -162,7 +169,7 @@ __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const Prefi
       stage.Advance();
     }
     AddStepSums(step, stats);
-    StoreFactors(args, PrefillItemOf(args, number), (steps - 1) % 2, stats, shared);
+    StoreFactors(sinks, (steps - 1) % 2, stats, shared);
     __syncwarp();
     PassStep((steps - 1) % 2, shared);
     NamedBarrierArrive(kStepAllowed + (steps - 1) % 2, kPrefillComputeThreads);
