@@ -9,7 +9,7 @@
 // and, read by their columns, as V.
 //
 // Bound by products: 131,072 FLOP a key at 64 heads; the gather takes three quarters as long.
-// Measured on an H200 with 64 heads: 0.73 of the bound with 640 keys, 0.79 with 1,152
+// Measured on an H200 with 64 heads: 0.75 of the bound with 640 keys, 0.81 with 1,152
 // (docs/benchmarks.md says where the time goes).
 
 #include <algorithm>

@@ -138,6 +138,18 @@ TEST(CpuHyperConnectionTest, BoundaryIsPostThenPreBitForBit) {
   }
 }
 
+// As above, small enough for a sanitizer that follows every access to shared memory.
+TEST(CpuHyperConnectionTest, SmallBoundaryIsPostThenPreBitForBit) {
+  for (const int64_t dims : {128, 448}) {
+    const HcInputs in(DType::kBf16, 9, 4, dims, InputKind::kNormal);
+    const OpResult apart = RunOnAllBackends(Boundary(in, 0, false));
+    for (const int64_t chunk : {0, 2}) {
+      EXPECT_TRUE(RunOnAllBackends(Boundary(in, chunk, true)).bytes == apart.bytes)
+          << dims << " dims, chunks of " << chunk;
+    }
+  }
+}
+
 // The width of DeepSeek-V4-Flash, at which a device's blocks are full.
 TEST(CpuHyperConnectionTest, WideBoundaryIsPostThenPreBitForBit) {
   const HcInputs in(DType::kBf16, 36, 4, 4096, InputKind::kNormal);
