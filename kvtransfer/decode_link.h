@@ -27,8 +27,9 @@ struct DecodeTerms {
   int32_t slots_per_link = 0;
 };
 
-// The place in `listeners` of the first offered transport that one of them has and that can come up;
-// FAILED_PRECONDITION naming what differs if there is none, or anything else of `open` does not fit.
+// The place in `listeners` of the first offered transport that one of them has and that can come
+// up; FAILED_PRECONDITION naming what differs if there is none, or anything else of `open` does not
+// fit.
 absl::StatusOr<size_t> CheckLinkOpen(const DecodeTerms& terms,
                                      std::span<DataListener* const> listeners,
                                      const LinkOpen& open);
@@ -74,7 +75,8 @@ class DecodeLink {
   int max_granted() const { return terms_.slots_per_link; }
   bool HasOffersOf(LeaseId lease) const;
 
-  // `slot_bytes` has exactly the bytes of the offer and is the link's until TakeArrived or TakeSlots.
+  // `slot_bytes` has exactly the bytes of the offer and is the link's until TakeArrived or
+  // TakeSlots.
   void Grant(Granted granted, std::span<std::byte> slot_bytes);
   // The oldest grant whose bytes are all there.
   std::optional<Granted> TakeArrived();

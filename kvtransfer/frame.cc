@@ -123,7 +123,8 @@ absl::StatusOr<FrameHeader> ParseFrameHeader(std::span<const std::byte> bytes) {
                      .number = Get<uint64_t>(&bytes[8]),
                      .length = Get<uint64_t>(&bytes[16])};
   if (header.type == FrameType::kHello && header.length != 0) {
-    return absl::DataLossError(absl::StrCat("hello frame has ", header.length, " bytes, must be 0"));
+    return absl::DataLossError(
+        absl::StrCat("hello frame has ", header.length, " bytes, must be 0"));
   }
   std::memcpy(header.mac.data(), &bytes[kMacOffset], kFrameMacBytes);
   return header;

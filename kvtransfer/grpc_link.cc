@@ -43,7 +43,8 @@ class Pipe {
     writer_bell_.Wake();
     return true;
   }
-  // Nothing is sent after what waits by now: the loop has ended the stream, or the stream has ended.
+  // Nothing is sent after what waits by now: the loop has ended the stream, or the stream has
+  // ended.
   void EndSending() {
     outbox_.Close();
     writer_bell_.Wake();

@@ -90,7 +90,8 @@ class End final : public ControlEnd<Out, In> {
       Lane<In> Stream::*in, std::function<LinkFault(Out&)> LoopbackFaults::*fault)
       : context_(context), stream_(std::move(stream)), out_(out), in_(in), fault_(fault) {}
   ~End() override {
-    if (stream_->broken.ok()) stream_->broken = absl::UnavailableError("the peer closed the stream");
+    if (stream_->broken.ok())
+      stream_->broken = absl::UnavailableError("the peer closed the stream");
   }
 
   void Send(Out message) override {

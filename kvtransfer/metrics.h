@@ -34,7 +34,8 @@ class HandoffMetrics {
   void AddBytes(const LinkPair& pair, const Manifest& kinds);
   // Rows and digests of one offer or one request, compared kind by kind.
   void CountComparison(const Manifest& here, const Manifest& offered);
-  // A hand-off ended. OK counts as adopted, CANCELLED as aborted, the rest as failed with its reason.
+  // A hand-off ended. OK counts as adopted, CANCELLED as aborted, the rest as failed with its
+  // reason.
   void CountEnd(const absl::Status& status);
   // The link of the pair is up over `transport`; it is down.
   void SetLinkUp(const LinkPair& pair, std::string_view transport);

@@ -57,7 +57,8 @@ void PrefillLink::Handle(ToPrefill message, std::vector<Event>& events) {
                              absl::StrCat("refused: ", std::string(message.refuse.message()))));
   }
   if (message.accept) HandleAccept(*message.accept);
-  for (LeaseId lease : message.bound) events.push_back({.kind = Event::Kind::kBound, .lease = lease});
+  for (LeaseId lease : message.bound)
+    events.push_back({.kind = Event::Kind::kBound, .lease = lease});
   for (const OfferReply& reply : message.offers) {
     if (state_ == State::kDead) return;
     HandleVerdict(reply, events);
@@ -85,11 +86,12 @@ void PrefillLink::HandleAccept(const LinkAccept& accept) {
     return dialer->name() == accept.transport;
   });
   if (chosen == dialers_.end()) {
-    return Kill(absl::InternalError(
-        absl::StrCat("decode chose the transport \"", accept.transport, "\", which was not offered")));
+    return Kill(absl::InternalError(absl::StrCat("decode chose the transport \"", accept.transport,
+                                                 "\", which was not offered")));
   }
   const bool sane = accept.session_key.size() == (*chosen)->session_key_bytes() &&
-                    accept.slot_bytes > 0 && accept.slots > 0 && accept.data_port >= 0 && accept.data_port <= 65535;
+                    accept.slot_bytes > 0 && accept.slots > 0 && accept.data_port >= 0 &&
+                    accept.data_port <= 65535;
   if (!sane) {
     return Kill(absl::InternalError(absl::StrCat(
         "accept has a key of ", accept.session_key.size(), " bytes, slots of ", accept.slot_bytes,
@@ -98,7 +100,8 @@ void PrefillLink::HandleAccept(const LinkAccept& accept) {
   accept_ = accept;
   state_ = State::kConnecting;
   transport_ = static_cast<size_t>(chosen - dialers_.begin());
-  writer_ = (*chosen)->Connect(HostOf(identity_.decode_address), accept.data_port, accept.session_key);
+  writer_ =
+      (*chosen)->Connect(HostOf(identity_.decode_address), accept.data_port, accept.session_key);
 }
 
 void PrefillLink::HandleVerdict(const OfferReply& reply, std::vector<Event>& events) {
@@ -121,10 +124,11 @@ void PrefillLink::HandleVerdict(const OfferReply& reply, std::vector<Event>& eve
   }
   const std::string detail = absl::StrCat("offer ", reply.link_seq, ": ", reply.detail);
   const bool corrupt = reply.verdict == OfferVerdict::kCorrupt;
-  events.push_back({.kind = Event::Kind::kVerdict,
-                    .lease = offer.lease,
-                    .verdict = reply.verdict,
-                    .status = corrupt ? absl::DataLossError(detail) : absl::CancelledError(detail)});
+  events.push_back(
+      {.kind = Event::Kind::kVerdict,
+       .lease = offer.lease,
+       .verdict = reply.verdict,
+       .status = corrupt ? absl::DataLossError(detail) : absl::CancelledError(detail)});
   offer.ended = true;
   if (offer.state == OfferState::kWriting) return;  // the writer still reads the slot
   events.push_back({.kind = Event::Kind::kSlotFree, .slot = offer.slot});
@@ -195,8 +199,8 @@ absl::Status PrefillLink::CheckOffers(TimePoint now) const {
       const auto age = now - std::max(offer.since, last_write_);
       const auto limit = times_.MoveLimit(bytes_in_flight);
       if (age <= limit) continue;
-      return absl::UnavailableError(
-          absl::StrCat("stalled: bytes of offer ", seq, " have not moved ", AgeAndLimit(age, limit)));
+      return absl::UnavailableError(absl::StrCat("stalled: bytes of offer ", seq,
+                                                 " have not moved ", AgeAndLimit(age, limit)));
     }
     if (now - offer.since <= times_.answer) continue;
     const char* missing = offer.state == OfferState::kOffered ? "granted" : "committed";

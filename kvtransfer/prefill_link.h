@@ -36,14 +36,14 @@ struct PrefillLinkEvent {
   absl::Status status = {};
 };
 
-// The prefill end of one link in one epoch: one control stream and one data connection. Once dead it
-// stays dead; a new stream is a new PrefillLink. Worker loop only; never blocks.
+// The prefill end of one link in one epoch: one control stream and one data connection. Once dead
+// it stays dead; a new stream is a new PrefillLink. Worker loop only; never blocks.
 //
 //   opening -> connecting -> up -> dead        (dead from every state)
 //
-// An offer: offered -> (READY) writing -> written -> ended; SKIP and CORRUPT end it from offered too.
-// Invariants: link_seq ascends by 1; a slot is reported free only after its offer has its verdict and
-// its bytes have left (a slot has two owners: the offer and the writer).
+// An offer: offered -> (READY) writing -> written -> ended; SKIP and CORRUPT end it from offered
+// too. Invariants: link_seq ascends by 1; a slot is reported free only after its offer has its
+// verdict and its bytes have left (a slot has two owners: the offer and the writer).
 class PrefillLink {
  public:
   struct Identity {
@@ -73,7 +73,8 @@ class PrefillLink {
   int max_outstanding() const { return accept_.slots; }
   int num_outstanding() const { return static_cast<int>(offers_.size()); }
 
-  // REQUIRES of these: up(). PrepareOffer: one follows soon. `bytes` lie in `slot`, which is the link's until kSlotFree.
+  // REQUIRES of these: up(). PrepareOffer: one follows soon. `bytes` lie in `slot`, which is the
+  // link's until kSlotFree.
   void PrepareOffer() { writer_->Prepare(); }
   void SendOffer(Offer offer, int slot, std::span<const std::byte> bytes);
   void SendHandoff(Handoff handoff);

@@ -1,5 +1,5 @@
-// Messages of a link to and from protobuf. What comes from the wire is checked here for shape (known
-// kinds, no negative counts); what it means is checked by the link.
+// Messages of a link to and from protobuf. What comes from the wire is checked here for shape
+// (known kinds, no negative counts); what it means is checked by the link.
 #pragma once
 
 #include "absl/status/statusor.h"

@@ -198,7 +198,8 @@ absl::Status SlotReceiver::Verify(const Handoff& handoff, HandoffTarget& target)
   }
   metrics_.CountComparison(expected, handoff.totals);
   if (std::string differing = DifferingKind(expected, incoming.totals); !differing.empty()) {
-    return absl::DataLossError(absl::StrCat("incomplete cache of ", length, " tokens: ", differing));
+    return absl::DataLossError(
+        absl::StrCat("incomplete cache of ", length, " tokens: ", differing));
   }
   if (std::string differing = DifferingKind(incoming.totals, handoff.totals); !differing.empty()) {
     return absl::DataLossError(absl::StrCat("totals of the request differ: ", differing));
@@ -449,7 +450,8 @@ void SlotReceiver::LogEnd(const DecodeLink& link, size_t num_leases) const {
     LOG(INFO) << Field("prefill_instance", link.prefill()) << "link is closed, idle for "
               << unused.count() << " s: " << why;
   } else {
-    LOG(INFO) << Field("prefill_instance", link.prefill()) << "link is down, with 0 requests: " << why;
+    LOG(INFO) << Field("prefill_instance", link.prefill())
+              << "link is down, with 0 requests: " << why;
   }
 }
 

@@ -18,9 +18,9 @@ namespace lodestone {
 
 // The Receiver of a decode worker. Made by MakeReceiver; the class is here for its tests.
 //
-// A lease belongs to the link that first named or offered it. It ends here once: adopted, released by
-// decode, cancelled by prefill, or failed; from then on it is a tombstone. Calls into the target may
-// call Release(): state is updated before each call and looked up again after it.
+// A lease belongs to the link that first named or offered it. It ends here once: adopted, released
+// by decode, cancelled by prefill, or failed; from then on it is a tombstone. Calls into the target
+// may call Release(): state is updated before each call and looked up again after it.
 class SlotReceiver final : public Receiver {
  public:
   static absl::StatusOr<std::unique_ptr<SlotReceiver>> Create(ReceiverOptions options);

@@ -1,5 +1,5 @@
-// Pieces of the canonical row order of a cache (SequenceCache::AppendRuns, FinalRuns): both ends of a
-// link derive the same rows from the same numbers, so no address or index travels.
+// Pieces of the canonical row order of a cache (SequenceCache::AppendRuns, FinalRuns): both ends of
+// a link derive the same rows from the same numbers, so no address or index travels.
 #pragma once
 
 #include <cstddef>

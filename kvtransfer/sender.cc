@@ -40,9 +40,9 @@ absl::StatusOr<std::unique_ptr<SlotSender>> SlotSender::Create(SenderOptions opt
     const DeviceId device = options.stream->device();
     ASSIGN_OR_RETURN(
         StagingSlots own,
-        StagingSlots::Allocate(options.num_slots, options.slot_bytes,
-                               dialer->slots_on_device() ? WorkMemory(device) : SharedMemory(device),
-                               options.stream));
+        StagingSlots::Allocate(
+            options.num_slots, options.slot_bytes,
+            dialer->slots_on_device() ? WorkMemory(device) : SharedMemory(device), options.stream));
     slots.push_back(std::move(own));
   }
   return std::unique_ptr<SlotSender>(new SlotSender(std::move(options), std::move(slots)));

@@ -36,8 +36,8 @@ struct HandoffOutcome {
 // worker's loop thread; nothing here blocks. A link is opened on first use and shared by all
 // requests to the same decode instance (kvtransfer/link.h).
 //
-// States of a hand-off: begun -> growing (GrowTo, any number) -> closed (Finish) -> adopted | failed.
-// Forget is legal in every state and tells decode (Cancel), which frees its side.
+// States of a hand-off: begun -> growing (GrowTo, any number) -> closed (Finish) -> adopted |
+// failed. Forget is legal in every state and tells decode (Cancel), which frees its side.
 class Sender {
  public:
   virtual ~Sender() = default;

@@ -36,7 +36,8 @@ class Socket {
   int fd_ = -1;
 };
 
-// Why a wait may end early, and when it must: no byte for `stall`, or all of them not by `deadline`.
+// Why a wait may end early, and when it must: no byte for `stall`, or all of them not by
+// `deadline`.
 struct IoLimits {
   std::chrono::nanoseconds stall;
   TimePoint deadline;

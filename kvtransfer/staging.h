@@ -14,14 +14,14 @@
 
 namespace lodestone {
 
-// The buffers that rows are packed into or received in, allocated once, and where the ops that do so
-// leave the digests. A slot is either free or somebody's; who takes one gives it back. Worker loop
-// only.
+// The buffers that rows are packed into or received in, allocated once, and where the ops that do
+// so leave the digests. A slot is either free or somebody's; who takes one gives it back. Worker
+// loop only.
 //
 // A move (pack or scatter) of a slot: BeginMove, the op on stream(), EndMove; later Moved says
-// whether it is over. Moves run in order, beside the engine's stream: one begins after what the engine
-// has queued by then, and AwaitMoves makes the engine wait for those that are under way. On the host
-// everything is over at once.
+// whether it is over. Moves run in order, beside the engine's stream: one begins after what the
+// engine has queued by then, and AwaitMoves makes the engine wait for those that are under way. On
+// the host everything is over at once.
 class StagingSlots {
  public:
   // `place` is what the transport sends from: memory of the stream's device, or of the host if the

@@ -106,7 +106,8 @@ class TcpWriter final : public SlotWriter, private TcpStream {
   }
 
   void Write(uint64_t link_seq, std::span<const std::byte> bytes) override {
-    if (!jobs_.TryPush({link_seq, bytes})) CHECK(jobs_.closed()) << "more than " << kMaxJobs << " slots";
+    if (!jobs_.TryPush({link_seq, bytes}))
+      CHECK(jobs_.closed()) << "more than " << kMaxJobs << " slots";
   }
   std::optional<SlotEvent> Poll() override { return TcpStream::Poll(); }
   void Close() override {
@@ -291,7 +292,8 @@ void TcpListener::Acceptor::Serve() {
   while (!stop_) {
     const short room = strangers_.size() < kMaxStrangers ? POLLIN : 0;
     std::vector<pollfd> entries = {{socket_.fd(), room, 0}, {wake_.fd(), POLLIN, 0}};
-    for (const Stranger& stranger : strangers_) entries.push_back({stranger.socket.fd(), POLLIN, 0});
+    for (const Stranger& stranger : strangers_)
+      entries.push_back({stranger.socket.fd(), POLLIN, 0});
     poll(entries.data(), entries.size(), static_cast<int>(kIdleSlice.count()));
     for (auto it = strangers_.begin(); it != strangers_.end();) {
       it = Listen(*it) ? std::next(it) : strangers_.erase(it);

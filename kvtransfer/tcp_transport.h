@@ -25,12 +25,12 @@ class TcpDialer final : public DataDialer {
   const std::function<void()> wake_;
 };
 
-// Decode side. Reads at most one header from a connection before it has proved that it knows the key
-// of a session; strangers are cut off after 2 s, and no more than 32 of them are listened to.
+// Decode side. Reads at most one header from a connection before it has proved that it knows the
+// key of a session; strangers are cut off after 2 s, and no more than 32 of them are listened to.
 class TcpListener final : public DataListener {
  public:
-  // Listens at once on a thread of its own; port 0 takes any free one. INVALID_ARGUMENT if `host` is
-  // no address of this machine's kind, UNAVAILABLE if the port cannot be bound.
+  // Listens at once on a thread of its own; port 0 takes any free one. INVALID_ARGUMENT if `host`
+  // is no address of this machine's kind, UNAVAILABLE if the port cannot be bound.
   static absl::StatusOr<std::unique_ptr<TcpListener>> Start(const std::string& host, int port,
                                                             LinkTimes times = {},
                                                             std::function<void()> wake = {});

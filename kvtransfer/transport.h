@@ -56,8 +56,8 @@ class SlotReader : public SlotStream {
   virtual void Expect(uint64_t link_seq, std::span<std::byte> slot) = 0;
 };
 
-// What a link can run over, as one end offers it: a kind of transport, and, where that matters, where
-// this end is (a GPU), which two ends of one kind may not share.
+// What a link can run over, as one end offers it: a kind of transport, and, where that matters,
+// where this end is (a GPU), which two ends of one kind may not share.
 struct TransportOffer {
   std::string name = {};
   std::string place = {};

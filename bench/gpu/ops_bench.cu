@@ -24,8 +24,8 @@ TensorView View(const DeviceArray<T>& array, DType dtype, std::initializer_list<
   return TensorView(array.data(), dtype, dims, Device::kCuda);
 }
 
-// HcPost of one sub-layer and HcPre of the next, fused or as two ops. Every launch has its own fn, as
-// in a model, so that it comes from memory; the streams are the same, as there.
+// HcPost of one sub-layer and HcPre of the next, fused or as two ops. Every launch has its own fn,
+// as in a model, so that it comes from memory; the streams are the same, as there.
 void BenchBoundary(int64_t tokens, int64_t hidden, bool fused, Report& report) {
   const int launches = tokens > 256 ? 4 : 48;
   const int64_t mixes = kMixes * kStreams * hidden;

@@ -1,6 +1,6 @@
-// What an attention layer makes of its first products, in one launch (AttentionRowsParams): each block
-// has one token of one of the parts, which need nothing of each other. Bound by the launch for a few
-// tokens, else by the bytes of the rows.
+// What an attention layer makes of its first products, in one launch (AttentionRowsParams): each
+// block has one token of one of the parts, which need nothing of each other. Bound by the launch
+// for a few tokens, else by the bytes of the rows.
 
 #include <algorithm>
 
@@ -15,8 +15,8 @@ namespace {
 
 static_assert(kRowThreads == kCompressThreads);
 
-// Parts in the order of their blocks: query, window, entries, index keys; the last one or two may be
-// missing.
+// Parts in the order of their blocks: query, window, entries, index keys; the last one or two may
+// be missing.
 struct AttentionRowsArgs {
   RmsNormArgs query;
   WindowLatentArgs window;

@@ -1,11 +1,11 @@
 // Products on the tensor cores (gemm.h), in three forms that add in the same order and so give the
 // same bits.
 //
-// Up to 64 rows (a decode step, a few tokens per expert): NarrowTile, one block per 8 to 32 outputs,
-// weights streamed once from global memory; mma.sync; bound by their bytes. More rows, and from 33
-// on where weights are many: WarpgroupTile (device/gemm_warpgroup.cuh), wgmma, which is for sm_90a.
-// On other cards, and where inputs are no multiple of 64: WideTile, 128 x 128 outputs a block,
-// mma.sync; bound by the tensor cores.
+// Up to 64 rows (a decode step, a few tokens per expert): NarrowTile, one block per 8 to 32
+// outputs, weights streamed once from global memory; mma.sync; bound by their bytes. More rows, and
+// from 33 on where weights are many: WarpgroupTile (device/gemm_warpgroup.cuh), wgmma, which is for
+// sm_90a. On other cards, and where inputs are no multiple of 64: WideTile, 128 x 128 outputs a
+// block, mma.sync; bound by the tensor cores.
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/gemm.h"

@@ -6,15 +6,16 @@
 
 #include "runtime/weight_format.h"
 
-// Products out = x weight^T, sums in fp32 (kernels/cuda/gemm.cu). FP8 and FP4 weights stay in memory
-// as the checkpoint has them and are widened to bf16 on their way to the tensor cores, which is
-// exact (three bits of mantissa, scales that are powers of two); so is Q8(x) in bf16, which
+// Products out = x weight^T, sums in fp32 (kernels/cuda/gemm.cu). FP8 and FP4 weights stay in
+// memory as the checkpoint has them and are widened to bf16 on their way to the tensor cores, which
+// is exact (three bits of mantissa, scales that are powers of two); so is Q8(x) in bf16, which
 // LaunchRoundInputs makes ahead of a product that wants it.
 //
 // The value of an output depends on its row of x and its row of the weight only, to the bit: inputs
-// are cut into slices whose number and length follow from the weight's shape alone, each is summed in
-// one fixed order, and the slices are added in order. So neither the batch nor the tile matters, and a decode
-// step gives what a prefill gives; and a matrix gives the same in every form that holds its values.
+// are cut into slices whose number and length follow from the weight's shape alone, each is summed
+// in one fixed order, and the slices are added in order. So neither the batch nor the tile matters,
+// and a decode step gives what a prefill gives; and a matrix gives the same in every form that
+// holds its values.
 namespace lodestone::cuda {
 
 // A matrix [n, k] in device memory, row-major.

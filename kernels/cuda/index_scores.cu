@@ -11,8 +11,8 @@
 //
 // In decode the ring fills while the kernels ahead in the stream still run: their last blocks leave
 // the memory idle, and only a token's last entry can be theirs. Some processors read faster than
-// others (53 to 70 us for an equal share of 65 us), so in large decode launches with bf16 keys blocks
-// draw tickets for most of the tiles (device/index_ticket.cuh).
+// others (53 to 70 us for an equal share of 65 us), so in large decode launches with bf16 keys
+// blocks draw tickets for most of the tiles (device/index_ticket.cuh).
 //
 // Bound: bytes in decode (256, 132 or 68 per entry and token), products in prefill (16,384 FLOP per
 // entry and token at 64 heads). Measured on an H200 at 32 x 32,768 entries: 0.91 of it with bf16

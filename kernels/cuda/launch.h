@@ -18,14 +18,15 @@ struct LaunchShape {
 // Launches `kernel` so that its blocks may be placed while the kernel before it in the stream still
 // runs (programmatic dependent launch; in a graph, a programmatic edge). Every kernel of a step is
 // launched so. The rules of the chain, with the wrappers of device/async_copy.cuh:
-//   1. AllowNextKernel() comes first. The next kernel's blocks are placed once all blocks of this one
-//      run and there is room, so nobody is starved; without it they wait for this kernel's end. Later
-//      only where the next kernel's first loads would hold this one's up (hyper_connection.cu).
-//   2. Before WaitForPreviousKernel(): set-up, and loads of what no kernel of a step writes: weights,
-//      norm vectors, tables. A step's time is mostly the weights', so start them here.
-//   3. After it: all else. REQUIRES: every thread calls it before it reads what an earlier kernel of
-//      the stream wrote, and before it writes global memory. It returns when all earlier kernels are
-//      complete, not only the last.
+//   1. AllowNextKernel() comes first. The next kernel's blocks are placed once all blocks of this
+//      one run and there is room, so nobody is starved; without it they wait for this kernel's
+//      end. Later only where the next kernel's first loads would hold this one's up
+//      (hyper_connection.cu).
+//   2. Before WaitForPreviousKernel(): set-up, and loads of what no kernel of a step writes:
+//      weights, norm vectors, tables. A step's time is mostly the weights', so start them here.
+//   3. After it: all else. REQUIRES: every thread calls it before it reads what an earlier kernel
+//      of the stream wrote, and before it writes global memory. It returns when all earlier
+//      kernels are complete, not only the last.
 template <typename... Params, typename... Args>
 void LaunchOverlapped(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream,
                       const Args&... args) {

@@ -49,8 +49,8 @@ struct IndexScoresArgs {
   float* scores = nullptr;   // [T, score_stride]  out
   int64_t score_stride = 0;  // elements; >= max_visible
 };
-// Launches on one stream share a word that deals tiles to their blocks: what was captured on a stream
-// must run on it, as runtime/graph.h does, or at least not beside other work of that stream.
+// Launches on one stream share a word that deals tiles to their blocks: what was captured on a
+// stream must run on it, as runtime/graph.h does, or at least not beside other work of that stream.
 void LaunchIndexScores(const IndexScoresArgs& args, IndexScoresPath path, cudaStream_t stream);
 // What the current device and this shape allow: kPortable, or kTensorCore where it is faster.
 IndexScoresPath ChooseIndexScoresPath(const IndexScoresArgs& args);
@@ -90,8 +90,8 @@ struct SparseAttentionArgs {
   const int32_t* seq_slot = nullptr;     // [B]
   const int32_t* block_table = nullptr;  // [B, max_pages]
   int64_t max_pages = 0;
-  // Of each sequence one token is new in this step. Loads of older rows of the ring then begin before
-  // the kernels ahead end.
+  // Of each sequence one token is new in this step. Loads of older rows of the ring then begin
+  // before the kernels ahead end.
   bool old_rows = false;
   int64_t window = 0;  // W
   DeviceRows ring;     // [S, W]
@@ -113,7 +113,8 @@ struct SparseAttentionArgs {
 };
 void LaunchSparseAttention(const SparseAttentionArgs& args, const SparseAttentionTile& tile,
                            cudaStream_t stream);
-// The tile for the current device; a token's result does not depend on which other tokens there are.
+// The tile for the current device; a token's result does not depend on which other tokens there
+// are.
 SparseAttentionTile ChooseSparseAttentionTile(const SparseAttentionArgs& args);
 
 }  // namespace lodestone::cuda

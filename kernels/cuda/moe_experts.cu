@@ -190,8 +190,8 @@ __device__ inline float Activate(uint16_t gate_bits, uint16_t up_bits, float wei
   return silu * up * weight;
 }
 
-// inner = round(silu(min(gate, limit)) * clamp(up) * weight); a NaN stays NaN. A warp has one group of
-// kRoundedGroup channels of a slot, four a lane.
+// inner = round(silu(min(gate, limit)) * clamp(up) * weight); a NaN stays NaN. A warp has one group
+// of kRoundedGroup channels of a slot, four a lane.
 __global__ void ActivateKernel(const __grid_constant__ ActivateArgs args) {
   WaitForPreviousKernel();
   const int64_t groups = NumRoundedGroups(args.width);

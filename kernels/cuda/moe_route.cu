@@ -1,9 +1,9 @@
-// Expert choice (MoeRouteParams). A cluster has 16 tokens: its blocks share the experts, sum their gate
-// products as gemm.h does, and put the scores into the shared memory of the block that chooses for
-// the token, a warp each. So one launch does it without scratch. A block asks for its rows of the
-// gate before it waits for the kernel before. Bound by the gate's bytes (2 MB for 256 experts of
-// 4096), read by every cluster; for a few tokens by latency: the products, the cluster's barrier, and
-// about 150 cycles an expert chosen.
+// Expert choice (MoeRouteParams). A cluster has 16 tokens: its blocks share the experts, sum their
+// gate products as gemm.h does, and put the scores into the shared memory of the block that chooses
+// for the token, a warp each. So one launch does it without scratch. A block asks for its rows of
+// the gate before it waits for the kernel before. Bound by the gate's bytes (2 MB for 256 experts
+// of 4096), read by every cluster; for a few tokens by latency: the products, the cluster's
+// barrier, and about 150 cycles an expert chosen.
 
 #include <cooperative_groups.h>
 

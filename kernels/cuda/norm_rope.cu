@@ -1,7 +1,7 @@
-// RmsNorm, QueryNormRope, WindowLatent, StoreWindow and IndexQuery, each by itself and QueryRows, which
-// is two of them: rows of activations, each normalised, rotated and rounded in shared memory by one
-// team of threads. Bound by the bytes of the rows, read once and written once; for a few tokens by
-// the launch.
+// RmsNorm, QueryNormRope, WindowLatent, StoreWindow and IndexQuery, each by itself and QueryRows,
+// which is two of them: rows of activations, each normalised, rotated and rounded in shared memory
+// by one team of threads. Bound by the bytes of the rows, read once and written once; for a few
+// tokens by the launch.
 
 #include <algorithm>
 

@@ -17,8 +17,8 @@ inline constexpr int64_t kMaxDecodeTokens = 256;  // of one launch; more are tak
 // Any shape with d <= 1024; ends the process for others and for fp32 latents.
 void LaunchSparseAttentionPortable(const SparseAttentionArgs& args, cudaStream_t stream);
 
-// Writes `out`, or with several splits their partial results to scratch. REQUIRES: a split has 1,152
-// keys at most.
+// Writes `out`, or with several splits their partial results to scratch. REQUIRES: a split has
+// 1,152 keys at most.
 void LaunchSparseAttentionBlocks(const SparseAttentionArgs& args, const AttentionSplits& split,
                                  float scale, cudaStream_t stream);
 // The same with one split of any length. For many tokens.
@@ -41,8 +41,8 @@ int CountRelays(int cluster_blocks);
 // bf16 [T, H, 512] in device memory, boxes of 64 dims x box_heads heads, swizzled like a row tile
 // of device/wgmma.cuh.
 CUtensorMap MakeHeadMap(const SparseAttentionArgs& args, const void* data, int box_heads);
-// The queries, boxes {0, head, 0, token} of box_heads heads as [8 slices of 64 dims][box_heads] rows,
-// swizzled like a row tile of device/wgmma.cuh.
+// The queries, boxes {0, head, 0, token} of box_heads heads as [8 slices of 64 dims][box_heads]
+// rows, swizzled like a row tile of device/wgmma.cuh.
 CUtensorMap MakeQueryMap(const SparseAttentionArgs& args, int box_heads);
 
 // Partial results of the splits: unnormalised sums, and (reference in units of log2, sum of

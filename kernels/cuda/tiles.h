@@ -12,8 +12,8 @@ inline constexpr int64_t kMaxScoreBytes = int64_t{512} << 20;  // index scores k
 // heads in multiples of 4.
 enum class IndexScoresPath : uint8_t { kPortable, kTensorCore };
 
-// One row is selected by a thread block of kTopKThreads threads or a cluster of them, which take rows
-// of any width, `per_thread` scores of each thread at a time.
+// One row is selected by a thread block of kTopKThreads threads or a cluster of them, which take
+// rows of any width, `per_thread` scores of each thread at a time.
 inline constexpr int kTopKThreads = 512;
 inline constexpr int kMaxTopKCluster = 8;
 struct TopKTile {
@@ -34,8 +34,8 @@ int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible);
 // scratch. `clusters`: the device has clusters of 16 blocks.
 int ChooseHcTokens(int64_t num_tokens, bool clusters);
 
-// All but kPortable need sm_90a, bf16 latents, d = 512 and r_d = 64. Keys are attended to 64 a step.
-// They give the same bits, which do not depend on the other tokens of the batch.
+// All but kPortable need sm_90a, bf16 latents, d = 512 and r_d = 64. Keys are attended to 64 a
+// step. They give the same bits, which do not depend on the other tokens of the batch.
 //   kTensorCore: a split of a token's steps is work of one thread block; of several splits a second
 //     kernel makes one. The length of a split is fixed.
 //   kCluster: a cluster of thread blocks for some heads of one token. For few tokens.
@@ -72,8 +72,8 @@ struct MaxClusters {
   int of4 = 0;
   int of2 = 0;
 };
-// The fastest cluster with which all clusters of the launch run at once (docs/benchmarks.md, "Sparse
-// attention"). 0 heads where none does.
+// The fastest cluster with which all clusters of the launch run at once (docs/benchmarks.md,
+// "Sparse attention"). 0 heads where none does.
 ClusterShape ChooseAttentionCluster(int64_t num_tokens, int64_t num_heads, int64_t max_keys,
                                     const MaxClusters& max_clusters);
 int64_t SparseAttentionScratchBytes(int64_t num_tokens, int64_t num_heads, int64_t head_dim,

@@ -104,15 +104,16 @@ void Channel::StartComm() {
   config.max_ctas = config.min_ctas;
   const Result result = options_.api->CommInitRankConfig(
       &comm_, 2, options_.id, static_cast<int>(options_.side), &config);
-  if (absl::Status status = options_.api->ToStatus(result, "ncclCommInitRankConfig"); !status.ok()) {
+  if (absl::Status status = options_.api->ToStatus(result, "ncclCommInitRankConfig");
+      !status.ok()) {
     Fail(std::move(status));
   }
 }
 
 bool Channel::CommReady() {
   Result error = Result::kSuccess;
-  absl::Status status =
-      options_.api->ToStatus(options_.api->CommGetAsyncError(comm_, &error), "ncclCommGetAsyncError");
+  absl::Status status = options_.api->ToStatus(options_.api->CommGetAsyncError(comm_, &error),
+                                               "ncclCommGetAsyncError");
   if (status.ok()) status = options_.api->ToStatus(error, "the communicator");
   if (!status.ok()) {
     Fail(std::move(status));

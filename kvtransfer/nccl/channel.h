@@ -23,9 +23,9 @@ namespace lodestone::nccl {
 
 enum class Side : int { kPrefill = 0, kDecode = 1 };  // the rank in the communicator of the pair
 
-// One end of the communicator of one (prefill, decode) pair: an ordered queue of slots that leave or
-// arrive on a CUDA stream of its own. Shared by the worker loop, which posts slots and polls events,
-// and the endpoint's thread, which alone makes NCCL calls through Step.
+// One end of the communicator of one (prefill, decode) pair: an ordered queue of slots that leave
+// or arrive on a CUDA stream of its own. Shared by the worker loop, which posts slots and polls
+// events, and the endpoint's thread, which alone makes NCCL calls through Step.
 //
 //   initializing -> warming up -> up -> failed          closing -> closed (from every state)
 //

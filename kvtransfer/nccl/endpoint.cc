@@ -167,7 +167,8 @@ std::optional<TimePoint> Endpoint::StepAll() {
       it = links_.erase(it);
       continue;
     }
-    if (it->channel->Step(now)) moved_at = std::max(moved_at, std::optional(it->channel->moved_at()));
+    if (it->channel->Step(now))
+      moved_at = std::max(moved_at, std::optional(it->channel->moved_at()));
     ++it;
   }
   return moved_at;

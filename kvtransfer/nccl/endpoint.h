@@ -21,9 +21,9 @@ struct EndpointOptions {
   std::string nccl_library = {};  // as in Api::Load
   int device = 0;
   Side side = Side::kPrefill;
-  // SMs per link, a power of two, the same on all workers: about 33 GB/s each up to 8, 340 GB/s with
-  // 16, and 16 MiB of device memory each on the sending, 32 MiB on the receiving side (measured on
-  // H200, NVLink).
+  // SMs per link, a power of two, the same on all workers: about 33 GB/s each up to 8, 340 GB/s
+  // with 16, and 16 MiB of device memory each on the sending, 32 MiB on the receiving side
+  // (measured on H200, NVLink).
   int ctas = 8;
   int max_links = 16;
   size_t max_group = 2;  // as in Channel::Options

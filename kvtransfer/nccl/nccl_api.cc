@@ -31,7 +31,8 @@ absl::StatusOr<const Api*> Api::Load(const std::string& library) {
                         Find(handle, "ncclCommAbort", api->CommAbort) &&
                         Find(handle, "ncclGroupStart", api->GroupStart) &&
                         Find(handle, "ncclGroupEnd", api->GroupEnd) &&
-                        Find(handle, "ncclSend", api->Send) && Find(handle, "ncclRecv", api->Recv) &&
+                        Find(handle, "ncclSend", api->Send) &&
+                        Find(handle, "ncclRecv", api->Recv) &&
                         Find(handle, "ncclGetErrorString", api->GetErrorString);
   if (!complete) {
     return absl::FailedPreconditionError(absl::StrCat(name, " is not a whole NCCL: ", dlerror()));

@@ -46,7 +46,8 @@ inline constexpr int kUint8 = 1;  // ncclUint8
 struct Api {
   Result (*GetVersion)(int* version) = nullptr;
   Result (*GetUniqueId)(UniqueId* id) = nullptr;
-  Result (*CommInitRankConfig)(Comm* comm, int ranks, UniqueId id, int rank, Config* config) = nullptr;
+  Result (*CommInitRankConfig)(Comm* comm, int ranks, UniqueId id, int rank,
+                               Config* config) = nullptr;
   Result (*CommGetAsyncError)(Comm comm, Result* error) = nullptr;
   Result (*CommAbort)(Comm comm) = nullptr;
   Result (*GroupStart)() = nullptr;
@@ -59,8 +60,8 @@ struct Api {
   int version = 0;  // as 22803 for 2.28.3
 
   // `library` is a path or a name for the dynamic linker; "" means libnccl.so.2. NOT_FOUND if there
-  // is none, FAILED_PRECONDITION if it lacks a function or is older than kOldestVersion. The library
-  // stays loaded. `this` of the result lives as long as the process.
+  // is none, FAILED_PRECONDITION if it lacks a function or is older than kOldestVersion. The
+  // library stays loaded. `this` of the result lives as long as the process.
   static absl::StatusOr<const Api*> Load(const std::string& library);
 
   // UNAVAILABLE saying `what` failed and how, unless `result` is kSuccess or kInProgress.

@@ -17,8 +17,8 @@ constexpr std::chrono::milliseconds kClosePoll{1};
 
 std::shared_ptr<Channel> OpenWith(Endpoint* endpoint, const std::string& session_key) {
   if (session_key.size() != kUniqueIdBytes) {
-    return Channel::Refused(absl::InvalidArgumentError(
-        absl::StrCat("session key of ", session_key.size(), " bytes, an NCCL id has ", kUniqueIdBytes)));
+    return Channel::Refused(absl::InvalidArgumentError(absl::StrCat(
+        "session key of ", session_key.size(), " bytes, an NCCL id has ", kUniqueIdBytes)));
   }
   UniqueId id = {};
   std::memcpy(id.bytes.data(), session_key.data(), kUniqueIdBytes);

@@ -196,7 +196,8 @@ TEST(CpuMoeExpertsTest, QuantisedExpertsMatchTheReference) {
   }
 }
 
-// Chunks of which an expert has few tokens, some tens, and more: the kernels take other tiles for each.
+// Chunks of which an expert has few tokens, some tens, and more: the kernels take other tiles for
+// each.
 TEST(CpuMoeExpertsTest, TokensDoNotDependOnTheirChunk) {
   const ExpertInputs plain(DType::kBf16, 530, 256, 128, 8, 2);
   const ExpertInputs official = OfficialExperts(530, 256, 128, 8, 2);

@@ -1,6 +1,6 @@
-// A sender and a receiver with a proxy on their data connection that alters, repeats, delays and cuts
-// frames: whatever it does, only a cache of the right bytes is adopted, and the request that was hit
-// goes through when it is sent again.
+// A sender and a receiver with a proxy on their data connection that alters, repeats, delays and
+// cuts frames: whatever it does, only a cache of the right bytes is adopted, and the request that
+// was hit goes through when it is sent again.
 #include "tests/tools/fault_proxy.h"
 
 #include <gtest/gtest.h>
@@ -88,8 +88,8 @@ class ProxiedPair {
     }
     return true;
   }
-  // Until both sides have done with the lease. A link that was about to die may not have told decode
-  // of it at all: then only prefill has an outcome.
+  // Until both sides have done with the lease. A link that was about to die may not have told
+  // decode of it at all: then only prefill has an outcome.
   bool RunUntilOver(LeaseId lease) {
     return RunUntil([&] {
       if (!outcomes.contains(lease)) return false;
@@ -227,10 +227,10 @@ TEST(FaultProxyTest, EveryFaultIsCaughtBeforeTheFirstDecodeStep) {
               << survived[static_cast<size_t>(i)] << " adopted with the right bytes\n";
   }
   // These alter what is taken in, so nothing may survive them.
-  for (FrameFault fault :
-       {FrameFault::kFlipPayloadBit, FrameFault::kFlipHeaderBit, FrameFault::kForgeHeader,
-        FrameFault::kSwapRows, FrameFault::kDropBytes, FrameFault::kShorten, FrameFault::kStall,
-        FrameFault::kReorder, FrameFault::kRepeatOld, FrameFault::kStaleEpoch, FrameFault::kReset}) {
+  for (FrameFault fault : {FrameFault::kFlipPayloadBit, FrameFault::kFlipHeaderBit,
+                           FrameFault::kForgeHeader, FrameFault::kSwapRows, FrameFault::kDropBytes,
+                           FrameFault::kShorten, FrameFault::kStall, FrameFault::kReorder,
+                           FrameFault::kRepeatOld, FrameFault::kStaleEpoch, FrameFault::kReset}) {
     EXPECT_EQ(survived[static_cast<size_t>(fault)], 0) << Name(fault);
   }
   const std::chrono::duration<double> time = RealClock()->Now() - started;
@@ -240,8 +240,8 @@ TEST(FaultProxyTest, EveryFaultIsCaughtBeforeTheFirstDecodeStep) {
 }
 
 TEST(FaultProxyTest, WeatherOfTheDataConnectionEndsInOneOutcome) {
-  for (Weather weather : {Weather::kCut, Weather::kBlackHole, Weather::kNoForward, Weather::kTrickle,
-                          Weather::kNoBackward}) {
+  for (Weather weather : {Weather::kCut, Weather::kBlackHole, Weather::kNoForward,
+                          Weather::kTrickle, Weather::kNoBackward}) {
     SCOPED_TRACE(static_cast<int>(weather));
     ProxiedPair pair;
     auto prompt = pair.prefill_pool->MakeSequenceFor(300).value();

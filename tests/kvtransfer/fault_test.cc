@@ -180,7 +180,8 @@ TEST_P(MessageFaultTest, EndsCleanlyAtEveryMessageToPrefill) { HitEveryMessage(G
 
 INSTANTIATE_TEST_SUITE_P(All, MessageFaultTest,
                          testing::Values(MessageFaultCase{"Dropped", LinkFault::kDrop, false},
-                                         MessageFaultCase{"Duplicated", LinkFault::kDuplicate, false},
+                                         MessageFaultCase{"Duplicated", LinkFault::kDuplicate,
+                                                          false},
                                          MessageFaultCase{"Swapped", LinkFault::kSwap, false},
                                          MessageFaultCase{"Delayed", LinkFault::kDelay, true},
                                          MessageFaultCase{"Reset", LinkFault::kBreak, false}),
@@ -188,7 +189,15 @@ INSTANTIATE_TEST_SUITE_P(All, MessageFaultTest,
 
 // ---- Cancel and death in every state: after any number of steps.
 
-enum class Blow { kForget, kRelease, kBreak, kSilence, kFreezeDecode, kFreezePrefill, kNewReceiver };
+enum class Blow {
+  kForget,
+  kRelease,
+  kBreak,
+  kSilence,
+  kFreezeDecode,
+  kFreezePrefill,
+  kNewReceiver
+};
 
 std::string BlowName(const testing::TestParamInfo<Blow>& blow) {
   constexpr const char* kNames[] = {"Forget",       "Release",       "Break",      "Silence",
@@ -259,8 +268,8 @@ TEST_P(BlowTest, AfterAnyNumberOfStepsEverythingIsReturned) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BlowTest,
-                         testing::Values(Blow::kForget, Blow::kRelease, Blow::kBreak, Blow::kSilence,
-                                         Blow::kFreezeDecode, Blow::kFreezePrefill,
+                         testing::Values(Blow::kForget, Blow::kRelease, Blow::kBreak,
+                                         Blow::kSilence, Blow::kFreezeDecode, Blow::kFreezePrefill,
                                          Blow::kNewReceiver),
                          BlowName);
 

@@ -80,7 +80,8 @@ TEST(FrameTest, OnlyTheGrantedFrameIsRead) {
   EXPECT_FALSE(CheckSlotFrame(header, 6, 4096).ok());
   EXPECT_FALSE(CheckSlotFrame(header, 5, 4095).ok());
   EXPECT_FALSE(CheckSlotFrame(header, 5, uint64_t{1} << 62).ok());
-  EXPECT_FALSE(CheckSlotFrame({.type = FrameType::kHello, .number = 5, .length = 4096}, 5, 4096).ok());
+  EXPECT_FALSE(
+      CheckSlotFrame({.type = FrameType::kHello, .number = 5, .length = 4096}, 5, 4096).ok());
 }
 
 }  // namespace

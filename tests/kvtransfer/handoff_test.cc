@@ -25,8 +25,8 @@ void ExpectAdoptedIntact(WorkerPair& pair, LeaseId lease, const SequenceCache& p
 
 TEST(HandoffTest, CacheArrivesBitExactForEveryResidue) {
   WorkerPair pair;
-  for (int64_t length : {0, 1, 2, 3, 4, 5, 7, 8, 63, 64, 126, 127, 128, 129, 131, 132, 255, 256, 257,
-                         383, 384, 511, 512, 513, 1023, 1024, 1100}) {
+  for (int64_t length : {0,   1,   2,   3,   4,   5,   7,   8,   63,  64,  126,  127,  128, 129,
+                         131, 132, 255, 256, 257, 383, 384, 511, 512, 513, 1023, 1024, 1100}) {
     const auto prompt = pair.Prompt(length, static_cast<uint32_t>(length));
     const LeaseId lease = pair.Begin(prompt.get(), length);
     pair.sender->Finish(lease, WorkerPair::MakeHandoff(length));
@@ -269,17 +269,19 @@ TEST(HandoffTest, MetricsCountBytesRowsAndDigestsOnBothSides) {
   const LeaseId lease = pair.Begin(prompt.get(), 300);
   pair.sender->Finish(lease, WorkerPair::MakeHandoff(300));
   ExpectAdoptedIntact(pair, lease, *prompt, 300);
-  EXPECT_EQ(pair.decode_metrics
-                .Counter(MetricId::kHandoffDigests, {{"kind", "index_keys"}, {"result", "mismatch"}})
-                .Value(),
-            0);
+  EXPECT_EQ(
+      pair.decode_metrics
+          .Counter(MetricId::kHandoffDigests, {{"kind", "index_keys"}, {"result", "mismatch"}})
+          .Value(),
+      0);
   EXPECT_GT(pair.decode_metrics
                 .Counter(MetricId::kHandoffDigests, {{"kind", "index_keys"}, {"result", "ok"}})
                 .Value(),
             0);
   for (Metrics* metrics : {&pair.prefill_metrics, &pair.decode_metrics}) {
     const std::string text = metrics->RenderText();
-    EXPECT_NE(text.find("lodestone_handoffs_total{result=\"adopted\"} 1"), std::string::npos) << text;
+    EXPECT_NE(text.find("lodestone_handoffs_total{result=\"adopted\"} 1"), std::string::npos)
+        << text;
     EXPECT_NE(text.find("lodestone_link_up"), std::string::npos);
   }
 }

@@ -1,5 +1,5 @@
-// An allocation fails in the sender or in the receiver: the loop of that worker ends, as its process
-// then does, and the other worker is told, gives everything back and is idle.
+// An allocation fails in the sender or in the receiver: the loop of that worker ends, as its
+// process then does, and the other worker is told, gives everything back and is idle.
 #include <functional>
 #include <memory>
 

@@ -27,7 +27,8 @@ Handoff SomeHandoff() {
   handoff.request_id = "request";
   handoff.tokens = {1, 2, 3};
   handoff.num_generated = 1;
-  handoff.first_token = {.id = 9, .index = 1, .logprob = -0.5f, .top_logprobs = {{9, -0.5f}, {8, -1}}};
+  handoff.first_token = {
+      .id = 9, .index = 1, .logprob = -0.5f, .top_logprobs = {{9, -0.5f}, {8, -1}}};
   handoff.sampling.temperature = 0.7;
   handoff.sampling.top_p = 0.9;
   handoff.sampling.top_k = 40;

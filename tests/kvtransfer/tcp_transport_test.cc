@@ -75,17 +75,19 @@ TEST(TcpTransportTest, PeerThatStopsMidFrameIsStalled) {
   auto reader = listener->Open(kKey);
   const IoLimits limits{.stall = seconds(2), .deadline = RealClock()->Now() + seconds(10)};
   const Socket socket = ConnectTo("127.0.0.1", listener->port(), limits).value();
-  ASSERT_TRUE(WriteAll(socket.fd(),
-                       EncodeFrameHeader({.type = FrameType::kHello, .number = SessionId(kKey)}, kKey),
-                       {}, limits)
-                  .ok());
+  ASSERT_TRUE(
+      WriteAll(socket.fd(),
+               EncodeFrameHeader({.type = FrameType::kHello, .number = SessionId(kKey)}, kKey), {},
+               limits)
+          .ok());
   ASSERT_EQ(WaitEvent(*reader)->kind, SlotEvent::Kind::kConnected);
   std::vector<std::byte> slot(1000);
   reader->Expect(1, slot);
-  ASSERT_TRUE(WriteAll(socket.fd(),
-                       EncodeFrameHeader({.type = FrameType::kSlot, .number = 1, .length = 1000}, kKey),
-                       std::vector<std::byte>(10), limits)
-                  .ok());
+  ASSERT_TRUE(
+      WriteAll(socket.fd(),
+               EncodeFrameHeader({.type = FrameType::kSlot, .number = 1, .length = 1000}, kKey),
+               std::vector<std::byte>(10), limits)
+          .ok());
   const auto event = WaitEvent(*reader);
   ASSERT_TRUE(event && event->kind == SlotEvent::Kind::kFailed);
   EXPECT_NE(event->status.message().find("stalled"), absl::string_view::npos) << event->status;
@@ -104,7 +106,10 @@ TEST(TcpTransportTest, HostileFramesCloseTheConnection) {
   const Case cases[] = {
       {"noise", {}, {}, false},
       {"hello with another key", EncodeFrameHeader(hello, other), {}, false},
-      {"unknown session", EncodeFrameHeader({.type = FrameType::kHello, .number = 1}, other), {}, false},
+      {"unknown session",
+       EncodeFrameHeader({.type = FrameType::kHello, .number = 1}, other),
+       {},
+       false},
       {"slot before hello",
        EncodeFrameHeader({.type = FrameType::kSlot, .number = 1, .length = 64}, kKey),
        {},
@@ -116,7 +121,8 @@ TEST(TcpTransportTest, HostileFramesCloseTheConnection) {
       {"longer than granted", EncodeFrameHeader(hello, kKey),
        EncodeFrameHeader({.type = FrameType::kSlot, .number = 1, .length = 65}, kKey), true},
       {"huge", EncodeFrameHeader(hello, kKey),
-       EncodeFrameHeader({.type = FrameType::kSlot, .number = 1, .length = ~uint64_t{0}}, kKey), true},
+       EncodeFrameHeader({.type = FrameType::kSlot, .number = 1, .length = ~uint64_t{0}}, kKey),
+       true},
       {"second hello", EncodeFrameHeader(hello, kKey), EncodeFrameHeader(hello, kKey), true},
   };
   for (const Case& c : cases) {

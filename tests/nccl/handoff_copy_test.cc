@@ -1,6 +1,6 @@
-// What of a hand-off is not the link, on one GPU: pack and scatter by themselves, the control stream
-// by itself, and whole hand-offs whose slots move by copies within the GPU, faster than between
-// two.
+// What of a hand-off is not the link, on one GPU: pack and scatter by themselves, the control
+// stream by itself, and whole hand-offs whose slots move by copies within the GPU, faster than
+// between two.
 #include <gtest/gtest.h>
 
 #include <algorithm>

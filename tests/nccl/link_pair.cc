@@ -57,7 +57,9 @@ void KillChild(int& pid) {
   pid = -1;
 }
 
-size_t Number(const char* name) { return static_cast<size_t>(std::strtoull(getenv(name), nullptr, 10)); }
+size_t Number(const char* name) {
+  return static_cast<size_t>(std::strtoull(getenv(name), nullptr, 10));
+}
 
 bool Connected(SlotStream& stream) {
   const auto event = NextEvent(stream, milliseconds(15'000));

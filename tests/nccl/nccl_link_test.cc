@@ -1,4 +1,5 @@
-// Links over NCCL between two GPUs of this machine; docs/handoff_protocol.md says what they promise.
+// Links over NCCL between two GPUs of this machine; docs/handoff_protocol.md says what they
+// promise.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -115,9 +116,10 @@ TEST_F(NcclLinkTest, SixtyLinkUpsAndDownsLeaveDeviceMemoryAsAfterTheSecond) {
       free1 = FreeBytes(1);
     }
   }
-  std::printf("RESULT churn: %.3f s per link up and down; memory lost: prefill %lld, decode %lld bytes\n",
-              SecondsSince(start) / 60, static_cast<long long>(free0 - FreeBytes(0)),
-              static_cast<long long>(free1 - FreeBytes(1)));
+  std::printf(
+      "RESULT churn: %.3f s per link up and down; memory lost: prefill %lld, decode %lld bytes\n",
+      SecondsSince(start) / 60, static_cast<long long>(free0 - FreeBytes(0)),
+      static_cast<long long>(free1 - FreeBytes(1)));
   EXPECT_LE(free0 - FreeBytes(0), 1 << 20);
   EXPECT_LE(free1 - FreeBytes(1), 1 << 20);
 }
@@ -237,14 +239,17 @@ TEST_F(NcclLinkTest, TheAbortOfAHungLinkLetsItsNeighbourFlow) {
   a->Close();
   const auto aborting = flow(milliseconds(800));
   EXPECT_TRUE(a->closed());
-  std::printf("RESULT neighbour of an aborted link, longest ms per 32 MiB slot (slots): before %.2f (%d), hung "
-              "%.2f (%d), aborting %.2f (%d)\n",
-              before.first * 1e3, before.second, hung.first * 1e3, hung.second,
-              aborting.first * 1e3, aborting.second);
+  std::printf(
+      "RESULT neighbour of an aborted link, longest ms per 32 MiB slot (slots): before %.2f (%d), "
+      "hung "
+      "%.2f (%d), aborting %.2f (%d)\n",
+      before.first * 1e3, before.second, hung.first * 1e3, hung.second, aborting.first * 1e3,
+      aborting.second);
   EXPECT_LT(aborting.first, 0.2);
 }
 
-// Bytes per second of `count` slots of `slot` bytes, `depth` of them posted at a time; 0 if one fails.
+// Bytes per second of `count` slots of `slot` bytes, `depth` of them posted at a time; 0 if one
+// fails.
 double LinkRate(LinkPair& pair, const DeviceBytes& from, const DeviceBytes& to, size_t slot,
                 uint64_t count, uint64_t depth, uint64_t* seq) {
   const uint64_t base = *seq;

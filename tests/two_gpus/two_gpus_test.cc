@@ -1,6 +1,6 @@
-// The real binaries on two GPUs, caches over NCCL: the answers of one process, workers that are killed
-// in mid-hand-off, links that come and go. Runs where the binaries lie beside it, from the source
-// root; skipped without two GPUs or NCCL. LODESTONE_LONG_TESTS=1 makes it the numbers of the
+// The real binaries on two GPUs, caches over NCCL: the answers of one process, workers that are
+// killed in mid-hand-off, links that come and go. Runs where the binaries lie beside it, from the
+// source root; skipped without two GPUs or NCCL. LODESTONE_LONG_TESTS=1 makes it the numbers of the
 // requirements instead of a look.
 #include <gtest/gtest.h>
 
@@ -44,7 +44,8 @@ int CountOf(const std::string& text, std::string_view what) {
   return count;
 }
 
-// How often a link of that worker went down while requests used it: as decode says it, or as prefill.
+// How often a link of that worker went down while requests used it: as decode says it, or as
+// prefill.
 int BrokenUnderRequests(const std::string& log) {
   return CountOf(log, "link is down, with ") - CountOf(log, "link is down, with 0 ") +
          CountOf(log, "hand-off failed");
@@ -59,7 +60,8 @@ double LinksOverNccl(const RunningMember& member) {
   double links = 0;
   for (std::string line; std::getline(lines, line);) {
     if (!line.starts_with("lodestone_link_up{")) continue;
-    if (line.find("transport=\"nccl\"") != line.npos) links += std::stod(line.substr(line.rfind(' ')));
+    if (line.find("transport=\"nccl\"") != line.npos)
+      links += std::stod(line.substr(line.rfind(' ')));
   }
   return links;
 }
@@ -112,7 +114,8 @@ TEST_F(TwoGpusTest, AnswersOverNcclEqualThoseOfOneProcess) {
   const auto cluster = Start({"--device", "cuda:0,cuda:1"});
   ASSERT_NE(cluster, nullptr);
   Streams streams(cluster->router_address(), 8, inputs, expected);
-  ASSERT_TRUE(WaitFor([&] { return streams.answers() >= std::ssize(inputs); }, milliseconds(120'000)));
+  ASSERT_TRUE(
+      WaitFor([&] { return streams.answers() >= std::ssize(inputs); }, milliseconds(120'000)));
   streams.End();
   const std::vector<std::string> problems = streams.problems();
   EXPECT_EQ(problems.size(), 0u) << problems.front();
@@ -129,7 +132,8 @@ INSTANTIATE_TEST_SUITE_P(Chunks, FirstTokenTest, testing::Values(512, 4'096));
 
 TEST_P(FirstTokenTest, ComesHardlyLaterThanInOneProcess) {
   constexpr int kRepeats = 7;
-  const std::vector<GenerateInput> prompts = RandomInputs(std::vector<int64_t>(kRepeats, 10'500), 1, 9);
+  const std::vector<GenerateInput> prompts =
+      RandomInputs(std::vector<int64_t>(kRepeats, 10'500), 1, 9);
   const auto median = [](std::vector<double> times) {
     std::nth_element(times.begin(), times.begin() + kRepeats / 2, times.end());
     return 1e3 * times[kRepeats / 2];
@@ -150,7 +154,8 @@ TEST_P(FirstTokenTest, ComesHardlyLaterThanInOneProcess) {
     ASSERT_TRUE(engine.ok()) << engine.status();
     for (int i = -1; i < kRepeats; ++i) {
       const auto start = steady_clock::now();
-      const auto answer = Generate(**engine, {&prompts[static_cast<size_t>(std::max(0, i))], 1}, {});
+      const auto answer =
+          Generate(**engine, {&prompts[static_cast<size_t>(std::max(0, i))], 1}, {});
       ASSERT_TRUE(answer.ok()) << answer.status();
       if (i >= 0) alone.push_back(since(start));
     }
@@ -164,10 +169,11 @@ TEST_P(FirstTokenTest, ComesHardlyLaterThanInOneProcess) {
     input.sampling.max_new_tokens = 4;
     double first = 0;
     const auto start = steady_clock::now();
-    const auto answer = client.Generate(input, std::chrono::seconds(30), [&](const GeneratedToken&) {
-      if (first == 0) first = since(start);
-      return true;
-    });
+    const auto answer =
+        client.Generate(input, std::chrono::seconds(30), [&](const GeneratedToken&) {
+          if (first == 0) first = since(start);
+          return true;
+        });
     ASSERT_TRUE(answer.ok()) << answer.status();
     if (i >= 0) together.push_back(first);
   }
@@ -179,8 +185,8 @@ TEST_P(FirstTokenTest, ComesHardlyLaterThanInOneProcess) {
               1e3 * MetricSum(page, "lodestone_step_seconds_sum") / (kRepeats + 1));
 }
 
-// Two clusters whose links cross. The workers that are killed, two of a kind, share GPU 0; those that
-// survive are alone on GPU 1, so its memory is theirs.
+// Two clusters whose links cross. The workers that are killed, two of a kind, share GPU 0; those
+// that survive are alone on GPU 1, so its memory is theirs.
 TEST_F(TwoGpusTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
   const int rounds = LongTests() ? 10 : 2;
   const std::vector<GenerateInput> inputs =
@@ -231,8 +237,10 @@ TEST_F(TwoGpusTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
       side.cluster->KillMember(name);
     }
     const auto killed = steady_clock::now();
-    for (Side& side : sides) ASSERT_TRUE(side.streams->WaitForTokens(60)) << "after round " << round;
-    slowest = std::max(slowest, std::chrono::duration_cast<milliseconds>(steady_clock::now() - killed));
+    for (Side& side : sides)
+      ASSERT_TRUE(side.streams->WaitForTokens(60)) << "after round " << round;
+    slowest =
+        std::max(slowest, std::chrono::duration_cast<milliseconds>(steady_clock::now() - killed));
     for (Side& side : sides) {
       const std::string name = side.victims + std::to_string(victim);
       EXPECT_TRUE(side.cluster->WaitUntilReplaced(name, pids[&side - sides]))
@@ -257,11 +265,12 @@ TEST_F(TwoGpusTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
   EXPECT_LE(slowest, std::chrono::seconds(3));
   EXPECT_LE(longest, std::chrono::seconds(3));
   EXPECT_LE(std::abs(lost), kMiB);
-  std::printf("RESULT %d kills under NCCL, %lld answers, 60 tokens of each cluster after a kill in %lld ms "
-              "at most, longest wait of a stream %lld ms, %d times requests used the link, "
-              "device memory of survivors %lld bytes less\n",
-              2 * rounds, static_cast<long long>(answers), static_cast<long long>(slowest.count()),
-              static_cast<long long>(longest.count()), in_use, static_cast<long long>(lost));
+  std::printf(
+      "RESULT %d kills under NCCL, %lld answers, 60 tokens of each cluster after a kill in %lld ms "
+      "at most, longest wait of a stream %lld ms, %d times requests used the link, "
+      "device memory of survivors %lld bytes less\n",
+      2 * rounds, static_cast<long long>(answers), static_cast<long long>(slowest.count()),
+      static_cast<long long>(longest.count()), in_use, static_cast<long long>(lost));
 }
 
 TEST_F(TwoGpusTest, LinksThatComeAndGoLeaveDeviceMemoryAsItWas) {
@@ -298,9 +307,11 @@ TEST_F(TwoGpusTest, LinksThatComeAndGoLeaveDeviceMemoryAsItWas) {
   const int64_t lost[2] = {free_before[0] - FreeBytes(0), free_before[1] - FreeBytes(1)};
   EXPECT_LE(lost[0], kMiB);
   EXPECT_LE(lost[1], kMiB);
-  std::printf("RESULT %d link-ups and link-downs of real workers in %.1f s: %lld and %lld bytes of device memory less\n",
-              ups() - before, std::chrono::duration<double>(steady_clock::now() - start).count(),
-              static_cast<long long>(lost[0]), static_cast<long long>(lost[1]));
+  std::printf(
+      "RESULT %d link-ups and link-downs of real workers in %.1f s: %lld and %lld bytes of device "
+      "memory less\n",
+      ups() - before, std::chrono::duration<double>(steady_clock::now() - start).count(),
+      static_cast<long long>(lost[0]), static_cast<long long>(lost[1]));
 }
 
 }  // namespace

@@ -191,7 +191,8 @@ __device__ inline void CopyBulk(void* shared, const void* global, uint32_t bytes
       : "memory");
 }
 
-// cp.async.bulk.prefetch.L2 (9.7.9.25.4.3): contiguous bytes to the L2 cache; both are multiples of 16.
+// cp.async.bulk.prefetch.L2 (9.7.9.25.4.3): contiguous bytes to the L2 cache; both are multiples
+// of 16.
 __device__ inline void PrefetchBulk(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
@@ -303,8 +304,8 @@ __device__ inline uint32_t ClusterAddress(const void* shared, int rank) {
   return address;
 }
 
-// st.async (9.7.9.12): 16, 8 or 4 bytes to shared memory of the cluster, which count for the barrier of
-// the same block that is at `barrier` there.
+// st.async (9.7.9.12): 16, 8 or 4 bytes to shared memory of the cluster, which count for the
+// barrier of the same block that is at `barrier` there.
 __device__ inline void StoreAsync(uint32_t to, const float4& value, uint32_t barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
@@ -320,19 +321,21 @@ __device__ inline void StoreAsync(uint32_t to, const uint32_t (&value)[4], uint3
       : "memory");
 }
 __device__ inline void StoreAsync(uint32_t to, float value, uint32_t barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
-               "f"(value), "r"(barrier)
-               : "memory");
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
+      "f"(value), "r"(barrier)
+      : "memory");
 }
 __device__ inline void StoreAsync(uint32_t to, uint2 value, uint32_t barrier) {
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(to),
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(
+          to),
       "r"(value.x), "r"(value.y), "r"(barrier)
       : "memory");
 }
 
-// mbarrier.arrive.expect_tx (9.7.13.15.13) on a barrier of a block of the cluster (ClusterAddress). It
-// says nothing of earlier stores of this thread, unlike those that count for the barrier.
+// mbarrier.arrive.expect_tx (9.7.13.15.13) on a barrier of a block of the cluster (ClusterAddress).
+// It says nothing of earlier stores of this thread, unlike those that count for the barrier.
 __device__ inline void BarrierArriveExpectAt(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
                    barrier),

@@ -89,9 +89,8 @@ __device__ inline void ListFirstItem(const SparseAttentionArgs& args, const Atte
 }
 
 // The listing warp: what to load and compute for every item; of the first it lists no entries. The
-// loads that lead to
-// the entries' rows are queued before any key of the item is: behind keys they take several times
-// as long.
+// loads that lead to the entries' rows are queued before any key of the item is: behind keys they
+// take several times as long.
 __device__ inline void ListItems(const SparseAttentionArgs& args, const AttentionSplits& split,
                                  AttentionShared& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);

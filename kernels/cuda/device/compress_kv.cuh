@@ -8,8 +8,8 @@
 #include "kernels/cuda/device/row_store.cuh"
 #include "kernels/op_params.h"
 
-// CompressKv's work on one token, by a block of kCompressThreads threads: what the kernels that do it
-// share.
+// CompressKv's work on one token, by a block of kCompressThreads threads: what the kernels that do
+// it share.
 namespace lodestone::cuda {
 
 constexpr int kCompressThreads = 128;
@@ -55,8 +55,8 @@ __device__ inline SeqSpan FindSpan(const CompressArgs& args, int seq) {
           .slot = args.batch.seq_slot[seq]};
 }
 
-// One channel of the rows of group `group`, whose first tokens may be in the state and whose others are
-// in the batch: calls visit(kv, score with ape) in token order.
+// One channel of the rows of group `group`, whose first tokens may be in the state and whose others
+// are in the batch: calls visit(kv, score with ape) in token order.
 template <typename Visit>
 __device__ void ForRows(const CompressArgs& args, const SeqSpan& span, int group, int channel,
                         const Visit& visit) {
@@ -93,7 +93,8 @@ __device__ void ForGroup(const CompressArgs& args, const SeqSpan& span, int entr
 }
 
 // row[channel] = softmax-weighted sum over the group.
-__device__ inline void PoolGroup(const CompressArgs& args, const SeqSpan& span, int entry, float* row) {
+__device__ inline void PoolGroup(const CompressArgs& args, const SeqSpan& span, int entry,
+                                 float* row) {
   for (int channel = static_cast<int>(threadIdx.x); channel < args.dims;
        channel += kCompressThreads) {
     float largest = -INFINITY;
@@ -112,7 +113,8 @@ __device__ inline void PoolGroup(const CompressArgs& args, const SeqSpan& span, 
 }
 
 // Norm, rotation and rounding of a pooled row, into the cache.
-__device__ inline void StoreEntry(const CompressArgs& args, const SeqSpan& span, int entry, float* row) {
+__device__ inline void StoreEntry(const CompressArgs& args, const SeqSpan& span, int entry,
+                                  float* row) {
   RoundRow<kCompressThreads>(row, args.dims);
   RmsNormRow<kCompressThreads>(row, args.dims, args.norm_weight, args.eps);
   RotateTail<kCompressThreads>(row, args.dims, args.num_pairs, entry * args.ratio, args.freqs);
@@ -202,8 +204,8 @@ __device__ inline float4 Add4(const float4& a, const float4& b) {
 }
 
 // The pooled value of one channel, from the kv and scores of the rows that count, in token order.
-__device__ inline float PoolRows(const float (&kv)[2 * kOverlap], const float (&score)[2 * kOverlap],
-                                 bool first_group) {
+__device__ inline float PoolRows(const float (&kv)[2 * kOverlap],
+                                 const float (&score)[2 * kOverlap], bool first_group) {
   const int first = first_group ? kOverlap : 0;
   float largest = -INFINITY;
 #pragma unroll

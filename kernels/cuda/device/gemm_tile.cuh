@@ -7,8 +7,8 @@
 #include "kernels/cuda/device/weight_words.cuh"
 #include "kernels/cuda/gemm.h"
 
-// The narrow product tile: up to 16 * kRowTiles rows of x by 8 * kColumnTiles outputs by one block of
-// kSlices warps, each of which sums one slice of the inputs straight from global memory.
+// The narrow product tile: up to 16 * kRowTiles rows of x by 8 * kColumnTiles outputs by one block
+// of kSlices warps, each of which sums one slice of the inputs straight from global memory.
 namespace lodestone::cuda {
 
 // Inputs of one slice: a multiple of 64.
@@ -31,8 +31,8 @@ __device__ inline uint4 LoadWords(const uint16_t* row, int at, bool valid) {
   return valid ? __ldg(reinterpret_cast<const uint4*>(row + at)) : uint4{0, 0, 0, 0};
 }
 
-// tile.sums[slice] of this warp's slice. `row_of(i)` is the address of row i of x or null beyond the
-// last; `columns` rows of the weight exist.
+// tile.sums[slice] of this warp's slice. `row_of(i)` is the address of row i of x or null beyond
+// the last; `columns` rows of the weight exist.
 template <WeightFormat kFormat, int kRowTiles, int kColumnTiles, int kSlices, typename RowOf>
 __device__ void SumSlice(const RowOf& row_of, const WeightRows<kFormat>& weight, int columns,
                          NarrowTile<kRowTiles, kColumnTiles, kSlices>& tile) {

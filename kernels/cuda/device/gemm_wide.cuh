@@ -136,7 +136,8 @@ __device__ inline void EndSlice(WideSums& acc, WideSums& total) {
   }
 }
 
-__device__ inline void StoreSums(const GemmArgs& args, const TileWork& work, const WideSums& total) {
+__device__ inline void StoreSums(const GemmArgs& args, const TileWork& work,
+                                 const WideSums& total) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll

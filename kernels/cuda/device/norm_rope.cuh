@@ -8,9 +8,9 @@
 #include "kernels/cuda/device/row_store.cuh"
 #include "kernels/op_params.h"
 
-// The rows of RmsNorm, QueryNormRope, WindowLatent, StoreWindow and IndexQuery: what a kernel is given,
-// and one row's work by its team. A block of kRowThreads threads has one row, or kWarpRows rows of
-// one warp each. `row` is shared memory for the row (of the warp).
+// The rows of RmsNorm, QueryNormRope, WindowLatent, StoreWindow and IndexQuery: what a kernel is
+// given, and one row's work by its team. A block of kRowThreads threads has one row, or kWarpRows
+// rows of one warp each. `row` is shared memory for the row (of the warp).
 namespace lodestone::cuda {
 
 constexpr int kRowThreads = 128;
@@ -35,8 +35,8 @@ __device__ inline LaneAngle FindAngle(int32_t position, const float* freqs, int 
   return angle;
 }
 
-// RotateTail of kCount neighbouring values in registers, the first of which is `before` dims into the
-// rotated ones (negative: not rotated). By all lanes of a warp.
+// RotateTail of kCount neighbouring values in registers, the first of which is `before` dims into
+// the rotated ones (negative: not rotated). By all lanes of a warp.
 template <int kCount>
 __device__ void RotateValues(const LaneAngle& angle, int before, float (&values)[kCount]) {
 #pragma unroll

@@ -77,8 +77,8 @@ __device__ void RmsNormRow(float* row, int n, const uint16_t* weight, float eps)
   TeamSync<kTeam>();
 }
 
-// Of the angle position * freq, rounded to fp32 first. Spec 7.2. In fp64, so that the rounded values are
-// those of the host's cosf and sinf.
+// Of the angle position * freq, rounded to fp32 first. Spec 7.2. In fp64, so that the rounded
+// values are those of the host's cosf and sinf.
 __device__ inline void SineAndCosine(int32_t position, float freq, float* sine, float* cosine) {
   double exact_sine, exact_cosine;
   sincos(static_cast<double>(__fmul_rn(static_cast<float>(position), freq)), &exact_sine,

@@ -4,8 +4,8 @@
 
 namespace lodestone::cuda {
 
-// Makes each of some values the sum over the lanes up to this one; together, so that they do not wait
-// for each other. By a whole warp.
+// Makes each of some values the sum over the lanes up to this one; together, so that they do not
+// wait for each other. By a whole warp.
 template <int kCount>
 __device__ inline void ScanWarp(uint32_t (&values)[kCount]) {
 #pragma unroll

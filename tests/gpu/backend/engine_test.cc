@@ -101,10 +101,11 @@ TEST(CudaEngineTest, LargeBatchesAnswerAsAlone) {
   for (size_t i = 0; i < inputs.size(); ++i) EXPECT_EQ(together[i].tokens, alone[i].tokens) << i;
 }
 
-// Nine answers of 1 to 70 tokens, five at a time: buckets of 8, 4, 2 and 1 sequences, block tables that
-// grow from 1 to 4, 16 and 64 columns, joins and leaves, and prefill in between.
+// Nine answers of 1 to 70 tokens, five at a time: buckets of 8, 4, 2 and 1 sequences, block tables
+// that grow from 1 to 4, 16 and 64 columns, joins and leaves, and prefill in between.
 TEST(CudaEngineTest, GraphsAnswerLikeThePlainPathBitForBit) {
-  std::vector<GenerateInput> inputs = NeedlePrompts({127, 1027, 129, 511, 4500, 128, 511, 127, 1027});
+  std::vector<GenerateInput> inputs =
+      NeedlePrompts({127, 1027, 129, 511, 4500, 128, 511, 127, 1027});
   const int32_t answers[] = {70, 5, 1, 40, 9, 2, 63, 17, 33};
   for (size_t i = 0; i < inputs.size(); ++i) {
     inputs[i].sampling.max_new_tokens = answers[i];

@@ -17,7 +17,8 @@
 #include "kernels/numeric/bf16.h"
 #include "tests/gpu/backend/layer_comparison.h"
 
-// A model of DeepSeek-V4-Flash dimensions and few layers, in the official form, with random weights:
+// A model of DeepSeek-V4-Flash dimensions and few layers, in the official form, with random
+// weights:
 //   lodestone synthesize bench/synthetic/flash-4-layers.json DIR
 // LODESTONE_FLASH_MODEL names DIR, LODESTONE_FLASH_TOKENS the long prompts (262144,1000000) and
 // LODESTONE_FLASH_NUMERICS what is rounded there (auto: reference).
@@ -59,7 +60,7 @@ class FlashModelTest : public ::testing::Test {
   std::string directory_;
 };
 
-// --- The same layer outputs as on the CPU -----------------------------------------------------------
+// --- The same layer outputs as on the CPU --------------------------------------------------------
 
 class FlashLayerTest : public FlashModelTest,
                        public ::testing::WithParamInterface<Numerics> {};
@@ -77,13 +78,15 @@ INSTANTIATE_TEST_SUITE_P(Numerics, FlashLayerTest,
                            return one.param == Numerics::kPlain ? "Plain" : "Reference";
                          });
 
-// --- Long prompts -----------------------------------------------------------------------------------
+// --- Long prompts --------------------------------------------------------------------------------
 
 // Index keys of one layer in a sequence's cache, and a query that finds the planted ones.
 class PlantedKeys {
  public:
   PlantedKeys(Engine& engine, const SequenceCache& cache, int64_t length)
-      : engine_(engine), heads_(engine.config().index_heads), dims_(engine.config().index_head_dim) {
+      : engine_(engine),
+        heads_(engine.config().index_heads),
+        dims_(engine.config().index_head_dim) {
     for (const RowRun& run : cache.AppendRuns(0, length)) {
       if (run.kind != CacheKind::kIndexKeys) continue;
       if (layer_ < 0) layer_ = run.layer;
