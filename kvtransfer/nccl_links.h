@@ -15,7 +15,7 @@ namespace lodestone {
 
 struct NcclLinkOptions {
   int device = 0;     // number of the CUDA device
-  int ctas = 8;  // SMs per link, a power of two, the same on all workers: about 33 GB/s each
+  int ctas = 8;       // SMs per link: nccl/endpoint.h
   int max_links = 8;  // open at once
   LinkTimes times = {};
   std::function<void()> wake = {};  // called from other threads when a Poll has something new

@@ -211,82 +211,109 @@ void BenchRows(int64_t tokens, Report& report) {
              {.bytes = row_bytes * 128});
 }
 
-// The rows between an indexed layer's products in a decode step: one launch, or one an op.
-void BenchAttentionRows(int64_t tokens, bool fused, Report& report) {
-  constexpr int64_t kDims = 512;
-  constexpr int64_t kIndexDims = 128;
-  constexpr int64_t kLowRank = 1024;
-  const auto bf16 = Filled<uint16_t>(tokens * (kLowRank + 2 * kDims) + 4096, FillKind::kBf16, 1);
-  const auto f32 = Filled<float>((tokens * 60 + 40) * kDims, FillKind::kF32, 2);
-  const DeviceArray<uint8_t> cache(static_cast<size_t>(tokens * (128 + 64 + 64) * kDims * 2));
-  std::vector<int32_t> numbers;  // positions, token_seq, seq_first, seq_slot; seq_tokens
-  for (int64_t i = 0; i < tokens; ++i) numbers.push_back(1003 + 4 * static_cast<int32_t>(i));
-  for (int copy = 0; copy < 3; ++copy) {
-    for (int64_t i = 0; i < tokens; ++i) numbers.push_back(static_cast<int32_t>(i));
+// The rows between an indexed layer's products in a decode step, and all that they read and write.
+class AttentionRowsCase {
+ public:
+  static constexpr int64_t kDims = 512;
+  static constexpr int64_t kIndexDims = 128;
+  static constexpr int64_t kLowRank = 1024;
+
+  explicit AttentionRowsCase(int64_t tokens)
+      : tokens_(tokens),
+        bf16_(Filled<uint16_t>(tokens * (kLowRank + 2 * kDims) + 4096, FillKind::kBf16, 1)),
+        f32_(Filled<float>((tokens * 60 + 40) * kDims, FillKind::kF32, 2)),
+        cache_(static_cast<size_t>(tokens * (128 + 64 + 64) * kDims * 2)),
+        ints_(Numbers(tokens)) {
+    batch_ = {.positions = Ints(0),
+              .token_seq = Ints(1),
+              .seq_first = Ints(2),
+              .seq_tokens = Ints(4),
+              .seq_slot = Ints(3),
+              .block_table = TensorView(ints_.data() + 5 * tokens, DType::kI32, {tokens, 1024},
+                                        Device::kCuda)};
+    freqs_ = F32({32});
+    const TensorView latents = Bf16(tokens, kDims);
+    params_.query = {.x = Bf16(tokens, kLowRank), .eps = 1e-6f};
+    params_.window = {.kv = Bf16(tokens, kDims),
+                      .positions = batch_.positions,
+                      .freqs = freqs_,
+                      .eps = 1e-6f,
+                      .latents = latents};
+    params_.index_keys = Compress(CompressedRow::kIndexKey, kIndexDims);
+    params_.entries = Compress(CompressedRow::kLatent, kDims);
+    params_.ring = {.latents = latents,
+                    .batch = batch_,
+                    .rope_dims = 64,
+                    .ring = Store(tokens, 128, kDims * 2)};
+    params_.query.weight = params_.window.weight = Bf16(1, kLowRank);
+    params_.query.out = params_.query.x;
+    for (CompressKvParams* const part : {&params_.index_keys, &params_.entries}) {
+      part->norm_weight = TensorView(part->norm_weight.data, DType::kBf16, {part->kv.shape[1] / 2});
+    }
   }
-  numbers.insert(numbers.end(), static_cast<size_t>(tokens), 1);
-  numbers.insert(numbers.end(), static_cast<size_t>(tokens * 1024), 0);  // all in page 0
-  const DeviceArray<int32_t> ints(numbers);
-  const auto row_of_ints = [&](int64_t i) {
-    return TensorView(ints.data() + i * tokens, DType::kI32, {tokens}, Device::kCuda);
-  };
-  int64_t bf16_at = 0;
-  const auto bf16_view = [&](int64_t rows, int64_t columns) {
-    bf16_at += rows * columns;
-    return TensorView(bf16->data() + bf16_at - rows * columns, DType::kBf16, {rows, columns});
-  };
-  int64_t f32_at = 0;
-  const auto f32_view = [&](std::initializer_list<int64_t> dims) {
-    const TensorView view(f32->data() + f32_at, DType::kF32, dims);
-    f32_at += view.num_elements();
+  const AttentionRowsParams& params() const { return params_; }
+
+ private:
+  // Positions, token_seq, seq_first, seq_slot; seq_tokens; a block table, all in page 0.
+  static std::vector<int32_t> Numbers(int64_t tokens) {
+    std::vector<int32_t> numbers;
+    for (int64_t i = 0; i < tokens; ++i) numbers.push_back(1003 + 4 * static_cast<int32_t>(i));
+    for (int copy = 0; copy < 3; ++copy) {
+      for (int64_t i = 0; i < tokens; ++i) numbers.push_back(static_cast<int32_t>(i));
+    }
+    numbers.insert(numbers.end(), static_cast<size_t>(tokens), 1);
+    numbers.insert(numbers.end(), static_cast<size_t>(tokens * 1024), 0);
+    return numbers;
+  }
+  TensorView Ints(int64_t i) const {
+    return TensorView(ints_.data() + i * tokens_, DType::kI32, {tokens_}, Device::kCuda);
+  }
+  // The next of the buffer's values.
+  TensorView Bf16(int64_t rows, int64_t columns) {
+    bf16_at_ += rows * columns;
+    return TensorView(bf16_->data() + bf16_at_ - rows * columns, DType::kBf16, {rows, columns});
+  }
+  TensorView F32(std::initializer_list<int64_t> dims) {
+    const TensorView view(f32_->data() + f32_at_, DType::kF32, dims);
+    f32_at_ += view.num_elements();
     return view;
-  };
-  int64_t cache_at = 0;
-  const auto store = [&](int64_t blocks, int64_t rows, int64_t row_bytes) {
-    const TensorView view(cache.data() + cache_at, DType::kU8, {blocks, rows, row_bytes});
-    cache_at += view.num_bytes();
-    return RowStore{.payload = view};
-  };
-  const BatchIndex batch{.positions = row_of_ints(0),
-                         .token_seq = row_of_ints(1),
-                         .seq_first = row_of_ints(2),
-                         .seq_tokens = row_of_ints(4),
-                         .seq_slot = row_of_ints(3),
-                         .block_table = TensorView(ints.data() + 5 * tokens, DType::kI32,
-                                                   {tokens, 1024}, Device::kCuda)};
-  const TensorView freqs = f32_view({32});
-  const auto compress = [&](CompressedRow row, int64_t dims) {
-    return CompressKvParams{.kv = f32_view({tokens, 2 * dims}),
-                            .score = f32_view({tokens, 2 * dims}),
-                            .ape = f32_view({4, 2 * dims}),
-                            .norm_weight = bf16_view(1, dims),
-                            .freqs = freqs,
-                            .ratio = 4,
-                            .eps = 1e-6f,
-                            .batch = batch,
-                            .row = row,
-                            .state_kv = f32_view({tokens, 8, 2 * dims}),
-                            .state_score = f32_view({tokens, 8, 2 * dims}),
-                            .entries = store(1, 64, dims * 2)};
-  };
-  const TensorView latents = bf16_view(tokens, kDims);
-  AttentionRowsParams params{.query = {.x = bf16_view(tokens, kLowRank), .eps = 1e-6f},
-                             .window = {.kv = bf16_view(tokens, kDims),
-                                        .positions = batch.positions,
-                                        .freqs = freqs,
-                                        .eps = 1e-6f,
-                                        .latents = latents},
-                             .index_keys = compress(CompressedRow::kIndexKey, kIndexDims),
-                             .entries = compress(CompressedRow::kLatent, kDims),
-                             .ring = {.latents = latents,
-                                      .batch = batch,
-                                      .rope_dims = 64,
-                                      .ring = store(tokens, 128, kDims * 2)}};
-  params.query.weight = params.window.weight = bf16_view(1, kLowRank);
-  params.query.out = params.query.x;
-  for (CompressKvParams* const part : {&params.index_keys, &params.entries}) {
-    part->norm_weight = TensorView(part->norm_weight.data, DType::kBf16, {part->kv.shape[1] / 2});
   }
+  RowStore Store(int64_t blocks, int64_t rows, int64_t row_bytes) {
+    const TensorView view(cache_.data() + cache_at_, DType::kU8, {blocks, rows, row_bytes});
+    cache_at_ += view.num_bytes();
+    return {.payload = view};
+  }
+  CompressKvParams Compress(CompressedRow row, int64_t dims) {
+    return {.kv = F32({tokens_, 2 * dims}),
+            .score = F32({tokens_, 2 * dims}),
+            .ape = F32({4, 2 * dims}),
+            .norm_weight = Bf16(1, dims),
+            .freqs = freqs_,
+            .ratio = 4,
+            .eps = 1e-6f,
+            .batch = batch_,
+            .row = row,
+            .state_kv = F32({tokens_, 8, 2 * dims}),
+            .state_score = F32({tokens_, 8, 2 * dims}),
+            .entries = Store(1, 64, dims * 2)};
+  }
+
+  const int64_t tokens_;
+  const decltype(Filled<uint16_t>(0, FillKind::kBf16, 1)) bf16_;
+  const decltype(Filled<float>(0, FillKind::kF32, 1)) f32_;
+  const DeviceArray<uint8_t> cache_;
+  const DeviceArray<int32_t> ints_;
+  int64_t bf16_at_ = 0, f32_at_ = 0, cache_at_ = 0;
+  BatchIndex batch_;
+  TensorView freqs_;
+  AttentionRowsParams params_;
+};
+
+// One launch, or one an op.
+void BenchAttentionRows(int64_t tokens, bool fused, Report& report) {
+  using Case = AttentionRowsCase;
+  const Case rows(tokens);
+  const AttentionRowsParams& params = rows.params();
   const double us = GraphMicroseconds(16, [&](int, cudaStream_t stream) {
     if (fused) return LaunchAttentionRows(params, stream);
     LaunchRmsNorm(params.query, stream);
@@ -296,8 +323,8 @@ void BenchAttentionRows(int64_t tokens, bool fused, Report& report) {
     LaunchStoreWindow(params.ring, stream);
   });
   report.Add(fused ? "attention rows" : "the same, apart", std::to_string(tokens) + " tok", us,
-             {.bytes = static_cast<double>(tokens) * (2.0 * (2 * kLowRank + 3 * kDims) +
-                                                      16.0 * (kDims + kIndexDims))});
+             {.bytes = static_cast<double>(tokens) * (2.0 * (2 * Case::kLowRank + 3 * Case::kDims) +
+                                                      16.0 * (Case::kDims + Case::kIndexDims))});
 }
 
 int Main(int argc, char** argv) {

@@ -8,6 +8,7 @@
 #include "kernels/numeric/bf16.h"
 #include "kernels/numeric/row_codec.h"
 #include "kernels/reference/reference_ops.h"
+#include "tests/gpu/check.h"
 
 namespace lodestone::cuda {
 namespace {
@@ -313,6 +314,23 @@ std::vector<uint16_t> AttentionCase::ReferenceOut() {
   params.out = View(out, {tokens, shape.num_heads, shape.head_dim});
   reference::SparseAttention(params);
   return out;
+}
+
+std::vector<float> ComputeScoresOneByOne(IndexScoresArgs args) {
+  const int64_t tokens = args.num_tokens;
+  const DeviceArray<float> scores(static_cast<size_t>(tokens * args.score_stride));
+  args.num_tokens = args.num_seqs = 1;
+  for (int64_t t = 0; t < tokens; ++t) {
+    args.scores = scores.data() + t * args.score_stride;
+    LaunchIndexScores(args, IndexScoresPath::kTensorCore, nullptr);
+    args.q += args.num_heads * args.head_dim;
+    args.weight += args.num_heads;
+    ++args.token_seq;
+    ++args.num_visible;
+  }
+  CUDA_CHECK(cudaDeviceSynchronize());
+  EXPECT_TRUE(scores.guards_intact());
+  return scores.Read();
 }
 
 }  // namespace lodestone::cuda

@@ -77,6 +77,10 @@ struct IndexCase {
   std::unique_ptr<DeviceArray<int32_t>> block_table, token_seq, num_visible;
 };
 
+// f32 [tokens][args.score_stride], each token's scores by a launch of its own on the tensor cores.
+// REQUIRES: tokens of one sequence each, or of one sequence.
+std::vector<float> ComputeScoresOneByOne(IndexScoresArgs args);
+
 struct AttentionShape {
   int64_t num_heads = 64;
   int64_t head_dim = 512;

@@ -52,24 +52,6 @@ std::vector<float> ComputeOnTwoStreams(IndexScoresArgs args, int launches) {
   return scores.Read();
 }
 
-// Each sequence's scores by a launch of its own.
-std::vector<float> ComputeOneByOne(IndexScoresArgs args) {
-  const int64_t tokens = args.num_tokens;
-  const DeviceArray<float> scores(static_cast<size_t>(tokens * args.score_stride));
-  args.num_tokens = args.num_seqs = 1;
-  for (int64_t t = 0; t < tokens; ++t) {
-    args.scores = scores.data() + t * args.score_stride;
-    LaunchIndexScores(args, IndexScoresPath::kTensorCore, nullptr);
-    args.q += args.num_heads * args.head_dim;
-    args.weight += args.num_heads;
-    ++args.token_seq;
-    ++args.num_visible;
-  }
-  CUDA_CHECK(cudaDeviceSynchronize());
-  EXPECT_TRUE(scores.guards_intact());
-  return scores.Read();
-}
-
 // So many tiles that blocks draw tickets for most of them; a sequence alone has too few. 40 tokens
 // take another way to a block's share than up to 32.
 TEST(IndexScoresTest, DealtTilesGiveTheSameBits) {
@@ -84,7 +66,7 @@ TEST(IndexScoresTest, DealtTilesGiveTheSameBits) {
     }
     RepeatedPages repeated(input, lengths, 64 * 18000 / tokens / 64 + 1);
     repeated.args.num_tokens = repeated.args.num_seqs = tokens;
-    const std::vector<float> alone = ComputeOneByOne(repeated.args);
+    const std::vector<float> alone = ComputeScoresOneByOne(repeated.args);
     const std::vector<float> all = ComputeOnTwoStreams(repeated.args, kLaunches);
     for (int i = 0; i < kLaunches; ++i) {
       const float* const launch = all.data() + i * alone.size();

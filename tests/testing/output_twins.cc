@@ -3,17 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tests/testing/tensor_extent.h"
+
 namespace lodestone {
 namespace {
-
-int64_t ExtentOf(const TensorView& view) {
-  int64_t last = 0;
-  for (int axis = 0; axis < view.rank; ++axis) {
-    if (view.shape[axis] == 0) return 0;
-    last += (view.shape[axis] - 1) * view.strides[axis];
-  }
-  return (last + 1) * BytesPerElement(view.dtype);
-}
 
 // Rows of a cache are bytes, here of bf16 values.
 TensorView AsNumbers(TensorView view) {

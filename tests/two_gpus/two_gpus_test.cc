@@ -185,21 +185,50 @@ TEST_P(FirstTokenTest, ComesHardlyLaterThanInOneProcess) {
               1e3 * MetricSum(page, "lodestone_step_seconds_sum") / (kRepeats + 1));
 }
 
-// Two clusters whose links cross. The workers that are killed, two of a kind, share GPU 0; those
-// that survive are alone on GPU 1, so its memory is theirs.
+// One of two clusters whose links cross. The workers that are killed, two of a kind, share GPU 0;
+// those that survive are alone on GPU 1, so its memory is theirs.
+struct Side {
+  std::unique_ptr<RunningCluster> cluster;
+  std::string victims;   // "prefill-" | "decode-"
+  std::string survivor;  // the name
+  std::unique_ptr<Streams> streams = {};
+  steady_clock::time_point born[2] = {steady_clock::now(), steady_clock::now()};
+};
+
+// Kills one worker of each side. How long it took until each had 60 tokens more.
+milliseconds KillOneOfEach(Side (&sides)[2], int victim) {
+  pid_t pids[2];
+  for (Side& side : sides) std::this_thread::sleep_until(side.born[victim] + kLife);
+  for (Side& side : sides) {
+    EXPECT_TRUE(side.streams->WaitForTokens(30));
+    const std::string name = side.victims + std::to_string(victim);
+    pids[&side - sides] = side.cluster->Find(name).pid;
+    side.cluster->KillMember(name);
+  }
+  const auto killed = steady_clock::now();
+  for (Side& side : sides) EXPECT_TRUE(side.streams->WaitForTokens(60));
+  const auto took = std::chrono::duration_cast<milliseconds>(steady_clock::now() - killed);
+  for (Side& side : sides) {
+    const std::string name = side.victims + std::to_string(victim);
+    EXPECT_TRUE(side.cluster->WaitUntilReplaced(name, pids[&side - sides]))
+        << side.cluster->Output();
+    side.born[victim] = steady_clock::now();
+  }
+  return took;
+}
+
+bool AllLinked(const Side (&sides)[2]) {
+  return std::all_of(std::begin(sides), std::end(sides), [](const Side& side) {
+    return LinksOverNccl(side.cluster->Find(side.survivor)) == 2;
+  });
+}
+
 TEST_F(TwoGpusTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
   const int rounds = LongTests() ? 10 : 2;
   const std::vector<GenerateInput> inputs =
       RandomInputs({900, 1'500, 2'300, 3'100, 4'500, 6'000, 9'000}, 8, 5);
   const std::vector<GenerateOutput> expected = Expected(inputs);
   ASSERT_EQ(expected.size(), inputs.size());
-  struct Side {
-    std::unique_ptr<RunningCluster> cluster;
-    std::string victims;   // "prefill-" | "decode-"
-    std::string survivor;  // the name
-    std::unique_ptr<Streams> streams = {};
-    steady_clock::time_point born[2] = {steady_clock::now(), steady_clock::now()};
-  };
   // Small slots: a prompt is in transfer for longer.
   const std::vector<std::string> small = {"--prefill-flag=--staging-slot=128KiB",
                                           "--decode-flag=--staging-slot=128KiB"};
@@ -216,39 +245,16 @@ TEST_F(TwoGpusTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
     ASSERT_NE(side.cluster, nullptr);
     side.streams = std::make_unique<Streams>(side.cluster->router_address(), 12, inputs, expected);
   }
-  const auto linked = [&] {
-    return std::all_of(std::begin(sides), std::end(sides), [](const Side& side) {
-      return LinksOverNccl(side.cluster->Find(side.survivor)) == 2;
-    });
-  };
-  ASSERT_TRUE(WaitFor(linked)) << "not all links came up over nccl";
+  ASSERT_TRUE(WaitFor([&] { return AllLinked(sides); })) << "not all links came up over nccl";
   for (Side& side : sides) ASSERT_TRUE(side.streams->WaitForTokens(200));
   const int64_t free_before = FreeBytes(1);
 
   milliseconds slowest{0};
   for (int round = 0; round < rounds; ++round) {
-    const int victim = round % 2;
-    pid_t pids[2];
-    for (Side& side : sides) std::this_thread::sleep_until(side.born[victim] + kLife);
-    for (Side& side : sides) {
-      ASSERT_TRUE(side.streams->WaitForTokens(30));
-      const std::string name = side.victims + std::to_string(victim);
-      pids[&side - sides] = side.cluster->Find(name).pid;
-      side.cluster->KillMember(name);
-    }
-    const auto killed = steady_clock::now();
-    for (Side& side : sides)
-      ASSERT_TRUE(side.streams->WaitForTokens(60)) << "after round " << round;
-    slowest =
-        std::max(slowest, std::chrono::duration_cast<milliseconds>(steady_clock::now() - killed));
-    for (Side& side : sides) {
-      const std::string name = side.victims + std::to_string(victim);
-      EXPECT_TRUE(side.cluster->WaitUntilReplaced(name, pids[&side - sides]))
-          << side.cluster->Output();
-      side.born[victim] = steady_clock::now();
-    }
+    slowest = std::max(slowest, KillOneOfEach(sides, round % 2));
+    ASSERT_FALSE(HasFailure()) << "in round " << round;
   }
-  EXPECT_TRUE(WaitFor(linked)) << "not all links came up again over nccl";
+  EXPECT_TRUE(WaitFor([&] { return AllLinked(sides); })) << "not all links came up again over nccl";
   const int64_t lost = free_before - FreeBytes(1);
   int in_use = 0;
   milliseconds longest{0};

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/attention_keys.cuh"
+#include "kernels/cuda/device/attention_products.cuh"
 #include "kernels/cuda/sparse_attention.h"
 
 // What the warpgroups of sparse_attention_blocks.cu share: an item is one token, 64 heads, one
@@ -22,7 +23,6 @@ struct AttentionTile {
   static constexpr int kSlices = kDims / 64;  // of 64 dims: 128 bytes a row
   static constexpr int kSliceBytes = kKeys * 128;
   static constexpr int kStageBytes = kSlices * kSliceBytes;
-  static constexpr int kRegisterSlices = 6;  // of the queries; the others stay in shared memory
   static constexpr int kRopeDims = kAttentionRopeDims;  // the last: the third warpgroup's
   static constexpr int kGatherWarps = 3;                // the fourth lists
   static constexpr int kRowsAtOnce = 4;                 // of a warp: 128 bytes of each
@@ -54,8 +54,7 @@ struct alignas(1024) AttentionShared {
   uint8_t stages[AttentionTile::kStages][AttentionTile::kSlices]
                 [AttentionTile::kSliceBytes];  // keys or queries
   uint8_t probs[AttentionTile::kSliceBytes];   // bf16 [heads][keys]
-  uint8_t query[AttentionTile::kSlices - AttentionTile::kRegisterSlices]
-               [AttentionTile::kSliceBytes];
+  uint8_t query[AttentionTile::kSlices - kQueryRegisterSlices][AttentionTile::kSliceBytes];
   ItemList lists[2];
   float rescale[AttentionTile::kHeads];  // factor of the sums before this step
   float inverse[AttentionTile::kHeads];  // with an item's last step: 1 / denominator

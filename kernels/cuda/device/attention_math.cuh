@@ -35,32 +35,77 @@ struct RowStats {
   float sum[2];        // of the probabilities so far
 };
 
-// Scores become probabilities, packed as the A operands of 4 k-steps. Keys from `valid_keys` on are
-// missing. `scale` turns products into units of log2. rescale[2]: what the sums so far must be
-// multiplied by.
-__device__ inline void ToProbabilities(float (&scores)[32], int valid_keys, float scale,
-                                       RowStats& stats, uint32_t (&probs)[4][4],
-                                       float (&rescale)[2]) {
+// Products become rounded scores in units of log2, plus kScoreRounder; those of keys from
+// `valid_keys` on, which are missing, -inf. `scale` turns products into units of log2.
+__device__ inline void RoundScores(float (&scores)[32], int valid_keys, float scale) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) scores[i] = fmaf(scores[i], scale, kScoreRounder);
-  if (valid_keys < 64) {
+  if (valid_keys < 64) [[unlikely]] {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       const int key = i / 4 * 8 + 2 * static_cast<int>(threadIdx.x % 4) + i % 2;
       if (key >= valid_keys) scores[i] = -INFINITY;
     }
   }
-  float largest[2];
+}
+
+// The largest of this thread's scores of a row.
+__device__ inline float LargestScore(const float (&scores)[32], int row) {
+  float parts[4];  // short chains
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    parts[i] = fmaxf(fmaxf(scores[8 * i + 2 * row], scores[8 * i + 2 * row + 1]),
+                     fmaxf(scores[8 * i + 4 + 2 * row], scores[8 * i + 5 + 2 * row]));
+  }
+  return fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
+}
+
+// Probabilities of rounded scores: store(i, words) gets the A operand of 16 keys as soon as it is
+// there. sums[2]: of this thread's.
+template <typename Store>
+__device__ inline void Exponentials(const float (&scores)[32], const float (&reference)[2],
+                                    float (&sums)[2], const Store& store) {
+  float parts[2][2] = {};
+#pragma unroll
+  for (int group = 0; group < 4; ++group) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 2 * group; i < 2 * group + 2; ++i) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const float offset = reference[row] + kScoreRounder;
+        const float low = Exp2(scores[4 * i + 2 * row] - offset);
+        const float high = Exp2(scores[4 * i + 2 * row + 1] - offset);
+        parts[row][i % 2] += low + high;
+        words[i % 2 * 2 + row] = PackBf16(low, high);
+      }
+    }
+    store(group, words);
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) sums[row] = parts[row][0] + parts[row][1];
+}
+
+// A step's sums of all four threads of a row, after those before it times `rescale`.
+__device__ inline void AddSums(const float (&step)[2], const float (&rescale)[2], float (&sum)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float parts[4];  // short chains
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      parts[i] = fmaxf(fmaxf(scores[8 * i + 2 * row], scores[8 * i + 2 * row + 1]),
-                       fmaxf(scores[8 * i + 4 + 2 * row], scores[8 * i + 5 + 2 * row]));
-    }
-    largest[row] = fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
+    float of_row = step[row];
+    of_row += __shfl_xor_sync(~0u, of_row, 1);
+    of_row += __shfl_xor_sync(~0u, of_row, 2);
+    sum[row] = fmaf(sum[row], rescale[row], of_row);
   }
+}
+
+// Products become probabilities, packed as the A operands of 4 k-steps (RoundScores).
+// rescale[2]: what the sums so far must be multiplied by.
+__device__ inline void ToProbabilities(float (&scores)[32], int valid_keys, float scale,
+                                       RowStats& stats, uint32_t (&probs)[4][4],
+                                       float (&rescale)[2]) {
+  RoundScores(scores, valid_keys, scale);
+  float largest[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) largest[row] = LargestScore(scores, row);
 #pragma unroll
   for (int lanes = 1; lanes <= 2; lanes *= 2) {
 #pragma unroll
@@ -74,25 +119,12 @@ __device__ inline void ToProbabilities(float (&scores)[32], int valid_keys, floa
     rescale[row] = PowerOfTwo(stats.reference[row] - reference);
     stats.reference[row] = reference;
   }
-  float sums[2][2] = {};
+  float sums[2];
+  Exponentials(scores, stats.reference, sums, [&](int group, const uint32_t(&words)[4]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const float offset = stats.reference[row] + kScoreRounder;
-      const float low = Exp2(scores[4 * i + 2 * row] - offset);
-      const float high = Exp2(scores[4 * i + 2 * row + 1] - offset);
-      sums[row][i % 2] += low + high;
-      probs[i / 2][i % 2 * 2 + row] = PackBf16(low, high);
-    }
-  }
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    float sum = sums[row][0] + sums[row][1];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    stats.sum[row] = fmaf(stats.sum[row], rescale[row], sum);
-  }
+    for (int i = 0; i < 4; ++i) probs[group][i] = words[i];
+  });
+  AddSums(sums, rescale, stats.sum);
 }
 
 // What an attention sink adds to the sum of probabilities; the same instructions in all kernels.

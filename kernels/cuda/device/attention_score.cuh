@@ -16,21 +16,13 @@ __device__ inline int ThreadNow() {
   return thread;
 }
 
-using QueryRegisters = uint32_t[AttentionTile::kRegisterSlices * 4][4];
-
-// Takes the queries from a stage: A operands of the scores' products.
+// Takes the queries from a stage.
 __device__ inline void TakeQuery(
     uint8_t (&stage)[AttentionTile::kSlices][AttentionTile::kSliceBytes], AttentionShared& shared,
     QueryRegisters& query) {
   const int thread = threadIdx.x % AttentionTile::kGroupThreads;
-  const int row = thread / 32 * 16 + thread % 16;
-  const uint32_t from = SharedAddress(stage) + row * 128;
-#pragma unroll
-  for (int i = 0; i < AttentionTile::kRegisterSlices * 4; ++i) {
-    const int unit = (i % 4 * 2 + thread % 32 / 16) ^ (row % 8);
-    LoadMatrices(query[i], from + i / 4 * AttentionTile::kSliceBytes + unit * 16);
-  }
-  const auto* const rest = reinterpret_cast<const uint4*>(stage[AttentionTile::kRegisterSlices]);
+  ReadQuery(stage[0], query);
+  const auto* const rest = reinterpret_cast<const uint4*>(stage[kQueryRegisterSlices]);
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(shared.query)) / 16 / AttentionTile::kGroupThreads;
        ++i) {
@@ -39,26 +31,6 @@ __device__ inline void TakeQuery(
   }
   SharedProxyFence();
   NamedBarrierSync(kQueryTaken, AttentionTile::kGroupThreads);
-}
-
-// Queues scores[64 heads, 64 keys] of the keys in a stage.
-__device__ inline void QueueScores(const AttentionShared& shared, const QueryRegisters& query,
-                                   const uint8_t* stage, float (&scores)[32]) {
-  const uint64_t keys = RowTileDescriptor(SharedAddress(stage));
-  const uint64_t rest = RowTileDescriptor(SharedAddress(shared.query));
-  WgmmaFence();
-#pragma unroll
-  for (int i = 0; i < AttentionTile::kDims / 16; ++i) {
-    const uint64_t b = AdvanceTile(keys, i / 4 * AttentionTile::kSliceBytes + i % 4 * 32);
-    if (i < AttentionTile::kRegisterSlices * 4) {
-      WgmmaRegisterA(scores, query[i], b, i != 0);
-    } else {
-      const int at =
-          (i / 4 - AttentionTile::kRegisterSlices) * AttentionTile::kSliceBytes + i % 4 * 32;
-      WgmmaSharedA(scores, AdvanceTile(rest, at), b, true);
-    }
-  }
-  WgmmaCommit();
 }
 
 // Probabilities and factors for the warpgroups of the values.
@@ -139,7 +111,7 @@ __device__ inline void ScoreItem(const SparseAttentionArgs& args, const Attentio
     BarrierWait(&shared.full[stage.index], stage.parity);
     SharedProxyFence();
     float scores[32];
-    QueueScores(shared, query, shared.stages[stage.index][0], scores);
+    QueueScores(query, shared.query[0], shared.stages[stage.index][0], scores);
     if (waiting) {
       if (steps_done > 0) NamedBarrierSync(kProbsEmpty, kComputeThreads);
       PassProbabilities(probs, rescale, steps_done, shared);

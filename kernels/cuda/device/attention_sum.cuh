@@ -8,10 +8,6 @@
 // The second and third warpgroup of sparse_attention_blocks.cu: probabilities times values.
 namespace lodestone::cuda {
 
-// One half of the dims of 64 heads; two products of 128 dims each, since an instruction over 256
-// needs more registers than a thread has at the kernel's start.
-using HalfSums = float[2][64];
-
 // sums *= factor of their row (r, r + 8), unless all factors of the warp are 1.
 __device__ inline void RescaleSums(HalfSums& sums, float factor, float factor8) {
   if (__all_sync(~0u, factor == 1.0f && factor8 == 1.0f)) return;
@@ -19,28 +15,13 @@ __device__ inline void RescaleSums(HalfSums& sums, float factor, float factor8) 
   for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] *= i / 2 % 2 == 0 ? factor : factor8;
 }
 
-// sums += probabilities x one half of the dims of the values in a stage.
-__device__ inline void AddValues(const RingStage<AttentionTile::kStages>& stage, int half,
-                                 AttentionShared& shared, HalfSums& sums) {
+// The next step's values, once they are there.
+__device__ inline void AddStage(const RingStage<AttentionTile::kStages>& stage, int half,
+                                AttentionShared& shared, HalfSums& sums) {
   BarrierWait(&shared.full[stage.index], stage.parity);
   SharedProxyFence();
   const uint8_t* const values = shared.stages[stage.index][half * AttentionTile::kSlices / 2];
-  const uint64_t probs = RowTileDescriptor(SharedAddress(shared.probs));
-  const uint64_t base = ColumnTileDescriptor(SharedAddress(values), AttentionTile::kSliceBytes);
-  WgmmaFence();
-#pragma unroll
-  for (int i = 0; i < AttentionTile::kKeys / 16; ++i) {
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      WgmmaSharedAColumns(sums[part], AdvanceTile(probs, i * 32),
-                          AdvanceTile(base, part * 2 * AttentionTile::kSliceBytes + i * 16 * 128),
-                          true);
-    }
-  }
-  WgmmaCommit();
-  WgmmaWait<0>();
-  HoldRegisters(sums[0]);
-  HoldRegisters(sums[1]);
+  AddValues(shared.probs, values, sums);
 }
 
 // This thread's results of one half of the dims, divided, rounded and rotated back, to `slices`.
@@ -156,7 +137,7 @@ __device__ inline void SumItem(const SparseAttentionArgs& args, const AttentionS
     RescaleSums(sums, shared.rescale[row], shared.rescale[row + 8]);
     if (steps.step == steps.end_step) break;
     NamedBarrierSync(kScored + steps_done % 2, kComputeThreads);
-    AddValues(stage, half, shared, sums);
+    AddStage(stage, half, shared, sums);
     NamedBarrierArrive(kProbsEmpty, kComputeThreads);
     if (threadIdx.x % AttentionTile::kGroupThreads == 0) {
       BarrierArrive(&shared.empty[stage.index], AttentionTile::kGroupThreads);
@@ -164,7 +145,7 @@ __device__ inline void SumItem(const SparseAttentionArgs& args, const AttentionS
     stage.Advance();
   }
   const float inverse[2] = {shared.inverse[row], shared.inverse[row + 8]};
-  AddValues(stage, half, shared, sums);
+  AddStage(stage, half, shared, sums);
   NamedBarrierArrive(kProbsEmpty, kComputeThreads);
   FinishSums(args, split, number, half, inverse, shared.lists[slot.index].angles,
              shared.stages[stage.index][half * AttentionTile::kSlices / 2],

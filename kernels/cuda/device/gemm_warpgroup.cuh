@@ -79,22 +79,6 @@ __device__ uint4 WidenBlock(const StoredBlock<kFormat>& stored, uint32_t scale) 
   }
 }
 
-// codes[group][output] of the block's outputs, by the multiplying warpgroups; complete after their
-// barrier.
-template <WeightFormat kFormat>
-__device__ void LoadScales(const WeightRows<kFormat>& rows, int outputs, uint8_t* codes) {
-  using Tile = WarpgroupTile;
-  const int groups = static_cast<int>(ScaleColumns(kFormat, rows.k));
-  const int output = static_cast<int>(threadIdx.x) % Tile::kOutputs;
-  if (output >= outputs) return;
-  const uint8_t* const scales = rows.Scales(output);
-#pragma unroll 8
-  for (int group = static_cast<int>(threadIdx.x) / Tile::kOutputs; group < groups;
-       group += Tile::kMultiplyThreads / Tile::kOutputs) {
-    codes[group * Tile::kOutputs + output] = __ldg(scales + group);
-  }
-}
-
 // The multiplying warpgroups: `total` of 64 outputs (this group's) by kRows rows, as wgmma gives
 // it.
 template <WeightFormat kFormat, int kRows>
@@ -219,7 +203,8 @@ __global__ void __launch_bounds__(WarpgroupTile::kThreads, 1)
   GrowRegisters<Tile::kMultiplyRegisters>();
   uint8_t* const weight_scales = ring_memory + sizeof(shared);
   if constexpr (IsQuantised(kFormat)) {
-    LoadScales<kFormat>(WeightRowsOf<kFormat>(params.args, work), work.columns, weight_scales);
+    LoadScales<Tile::kMultiplyThreads, Tile::kOutputs>(WeightRowsOf<kFormat>(params.args, work),
+                                                       work.columns, weight_scales);
     NamedBarrierSync(1, Tile::kMultiplyThreads);
   }
   float total[kRows / 2];

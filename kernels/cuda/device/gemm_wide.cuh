@@ -71,20 +71,6 @@ struct WideScales {
   int weight_groups;      // ScaleColumns
 };
 
-// weight[group][column] of the block's columns. By all threads; complete after a barrier.
-template <WeightFormat kFormat>
-__device__ void LoadWeightScales(const WeightRows<kFormat>& rows, int columns, uint8_t* weight) {
-  const int groups = static_cast<int>(ScaleColumns(kFormat, rows.k));
-  const int column = static_cast<int>(threadIdx.x) % WideTile::kColumns;
-  if (column >= columns) return;
-  const uint8_t* const scales = rows.Scales(column);
-#pragma unroll 8
-  for (int group = static_cast<int>(threadIdx.x) / WideTile::kColumns; group < groups;
-       group += WideTile::kThreads / WideTile::kColumns) {
-    weight[group * WideTile::kColumns + column] = __ldg(scales + group);
-  }
-}
-
 template <WeightFormat kFormat>
 __device__ void MultiplyStage(const WideShared<kFormat>& shared, int stage, int first_input,
                               const WideScales& scales, WideSums& acc) {
@@ -178,7 +164,9 @@ __global__ void __launch_bounds__(WideTile::kThreads, 1)
   }
   uint8_t* const weight_scales = smem + sizeof(WideShared<kFormat>);
   const WideScales scales = {weight_scales, static_cast<int>(ScaleColumns(kFormat, k))};
-  if constexpr (IsQuantised(kFormat)) LoadWeightScales(weight, work.columns, weight_scales);
+  if constexpr (IsQuantised(kFormat)) {
+    LoadScales<WideTile::kThreads, WideTile::kColumns>(weight, work.columns, weight_scales);
+  };
   const int num_stages = (k + WideTile::kInputs - 1) / WideTile::kInputs;
   const int slice_stages = SliceInputs(k, params.slices) / WideTile::kInputs;
   WideSums acc = {};

@@ -88,4 +88,19 @@ __device__ WeightRows<kFormat> WeightRowsOf(const GemmArgs& args, const TileWork
           .k = k};
 }
 
+// codes[group][output]: the scales of a block's `outputs` rows of weights, by its first kThreads
+// threads; complete after their barrier.
+template <int kThreads, int kOutputs, WeightFormat kFormat>
+__device__ void LoadScales(const WeightRows<kFormat>& rows, int outputs, uint8_t* codes) {
+  const int groups = static_cast<int>(ScaleColumns(kFormat, rows.k));
+  const int output = static_cast<int>(threadIdx.x) % kOutputs;
+  if (output >= outputs) return;
+  const uint8_t* const scales = rows.Scales(output);
+#pragma unroll 8
+  for (int group = static_cast<int>(threadIdx.x) / kOutputs; group < groups;
+       group += kThreads / kOutputs) {
+    codes[group * kOutputs + output] = __ldg(scales + group);
+  }
+}
+
 }  // namespace lodestone::cuda

@@ -141,7 +141,7 @@ __device__ inline void GatherPrefill(const SparseAttentionArgs& args, const Pref
   for (int number = blockIdx.x; number < NumPrefillItems(args); number += gridDim.x) {
     const PrefillItem item = PrefillItemOf(args, number);
     BarrierWait(&shared.empty[stage.index], stage.parity ^ 1);
-    CopyBoxes<PrefillTile::kRegisterSlices>(
+    CopyBoxes<kQueryRegisterSlices>(
         stage.index, shared, [&](int slice, void* to, uint64_t* full) {
           CopyBox3With(kEvictFirst, to, &maps.queries, full, slice * 64, item.head, item.token);
         });

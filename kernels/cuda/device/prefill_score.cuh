@@ -8,21 +8,6 @@
 // The first warpgroup of sparse_attention_prefill.cu: scores and probabilities.
 namespace lodestone::cuda {
 
-// A operands of the scores' products.
-using PrefillQuery = uint32_t[PrefillTile::kRegisterSlices * 4][4];
-
-// Takes the queries from a stage.
-__device__ inline void ReadPrefillQuery(const uint8_t* stage, PrefillQuery& query) {
-  const int thread = threadIdx.x % PrefillTile::kGroupThreads;
-  const int row = thread / 32 * 16 + thread % 16;
-  const uint32_t from = SharedAddress(stage) + row * 128;
-#pragma unroll
-  for (int i = 0; i < PrefillTile::kRegisterSlices * 4; ++i) {
-    const int unit = (i % 4 * 2 + thread % 32 / 16) ^ (row % 8);
-    LoadMatrices(query[i], from + i / 4 * PrefillTile::kSliceBytes + unit * 16);
-  }
-}
-
 // Whether a stage is full; the same answer for the whole warpgroup, whose warps wait for each other
 // where they queue products.
 __device__ inline bool StageFull(const RingStage<PrefillTile::kStages>& stage,
@@ -37,27 +22,8 @@ __device__ inline void CopySharedQuery(const PrefillMaps& maps, const PrefillIte
   BarrierArriveExpect(&shared.query_full, sizeof(shared.query));
   for (int i = 0; i < PrefillTile::kSharedSlices; ++i) {
     CopyBox3With(kEvictFirst, shared.query[i], &maps.queries, &shared.query_full,
-                 (PrefillTile::kRegisterSlices + i) * 64, item.head, item.token);
+                 (kQueryRegisterSlices + i) * 64, item.head, item.token);
   }
-}
-
-// Queues scores[64 heads, 64 keys] of the keys in a stage.
-__device__ inline void QueuePrefillScores(const PrefillQuery& query, const uint8_t* shared_query,
-                                          const uint8_t* stage, float (&scores)[32]) {
-  const uint64_t keys = RowTileDescriptor(SharedAddress(stage));
-  const uint64_t rest = RowTileDescriptor(SharedAddress(shared_query));
-  WgmmaFence();
-#pragma unroll
-  for (int i = 0; i < PrefillTile::kDims / 16; ++i) {
-    const uint64_t b = AdvanceTile(keys, i / 4 * PrefillTile::kSliceBytes + i % 4 * 32);
-    if (i < PrefillTile::kRegisterSlices * 4) {
-      WgmmaRegisterA(scores, query[i], b, i != 0);
-    } else {
-      const int at = (i / 4 - PrefillTile::kRegisterSlices) * PrefillTile::kSliceBytes + i % 4 * 32;
-      WgmmaSharedA(scores, AdvanceTile(rest, at), b, true);
-    }
-  }
-  WgmmaCommit();
 }
 
 // Scores of a step become probabilities and factors in shared memory.
@@ -115,7 +81,7 @@ __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const Prefi
   RingStage<PrefillTile::kStages> stage;
   int steps = 0;       // of all items
   bool taken = false;  // the next item's queries
-  PrefillQuery query;
+  QueryRegisters query;
   if (threadIdx.x == 0) {
     CopySharedQuery(maps, PrefillItemOf(args, static_cast<int>(blockIdx.x)), shared);
   }
@@ -125,7 +91,7 @@ __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const Prefi
   for (int turn = 0; number_of(turn) < NumPrefillItems(args); ++turn) {
     if (!taken) {
       BarrierWait(&shared.full[stage.index], stage.parity);
-      ReadPrefillQuery(shared.stages[stage.index][0], query);
+      ReadQuery(shared.stages[stage.index][0], query);
       __syncwarp();
       BarrierArrive(&shared.empty[stage.index], 3);  // for all warpgroups
       stage.Advance();
@@ -140,7 +106,7 @@ __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const Prefi
       BarrierWait(&shared.full[stage.index], stage.parity);
       SharedProxyFence();
       float scores[32];
-      QueuePrefillScores(query, shared.query[0], shared.stages[stage.index][0], scores);
+      QueueScores(query, shared.query[0], shared.stages[stage.index][0], scores);
       if (waiting) {
         PassStep((steps - 1) % 2, shared);
         AddStepSums(step, stats);
@@ -157,7 +123,7 @@ __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const Prefi
         if (threadIdx.x == 0) {
           CopySharedQuery(maps, PrefillItemOf(args, number_of(turn + 1)), shared);
         }
-        if (taken) ReadPrefillQuery(shared.stages[stage.index][0], query);
+        if (taken) ReadQuery(shared.stages[stage.index][0], query);
       }
       WaitForPlace(steps);
       StoreStep(scores, last ? -keys : keys, scale, steps % 2, stats, step, shared);

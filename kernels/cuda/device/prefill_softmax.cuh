@@ -22,17 +22,6 @@ struct StepSums {
   float sum[2];  // of this thread's probabilities
 };
 
-// The largest of this thread's scores of a row.
-__device__ inline float LargestScore(const float (&scores)[32], int row) {
-  float parts[4];  // short chains
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    parts[i] = fmaxf(fmaxf(scores[8 * i + 2 * row], scores[8 * i + 2 * row + 1]),
-                     fmaxf(scores[8 * i + 4 + 2 * row], scores[8 * i + 5 + 2 * row]));
-  }
-  return fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
-}
-
 __device__ inline float LargestOfQuad(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -44,15 +33,7 @@ template <typename Store>
 __device__ inline void ToStepProbabilities(float (&scores)[32], int valid_keys, float scale,
                                            PrefillStats& stats, StepSums& step,
                                            const Store& store) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) scores[i] = fmaf(scores[i], scale, kScoreRounder);
-  if (valid_keys < 64) [[unlikely]] {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      const int key = i / 4 * 8 + 2 * static_cast<int>(threadIdx.x % 4) + i % 2;
-      if (key >= valid_keys) scores[i] = -INFINITY;
-    }
-  }
+  RoundScores(scores, valid_keys, scale);
   float largest[2];
   bool exceeds = false;
 #pragma unroll
@@ -72,37 +53,13 @@ __device__ inline void ToStepProbabilities(float (&scores)[32], int valid_keys, 
       stats.reference[row] = reference;
     }
   }
-  float sums[2][2] = {};
-#pragma unroll
-  for (int group = 0; group < 4; ++group) {
-    uint32_t words[4];
-#pragma unroll
-    for (int i = 2 * group; i < 2 * group + 2; ++i) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        const float offset = stats.reference[row] + kScoreRounder;
-        const float low = Exp2(scores[4 * i + 2 * row] - offset);
-        const float high = Exp2(scores[4 * i + 2 * row + 1] - offset);
-        sums[row][i % 2] += low + high;
-        words[i % 2 * 2 + row] = PackBf16(low, high);
-      }
-    }
-    store(group, words);
-  }
-#pragma unroll
-  for (int row = 0; row < 2; ++row) step.sum[row] = sums[row][0] + sums[row][1];
+  Exponentials(scores, stats.reference, step.sum, store);
 }
 
 // Adds the step to the sums of probabilities; apart from ToStepProbabilities, since nothing waits
 // for it.
 __device__ inline void AddStepSums(const StepSums& step, PrefillStats& stats) {
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    float sum = step.sum[row];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    stats.sum[row] = fmaf(stats.sum[row], step.rescale[row], sum);
-  }
+  AddSums(step.sum, step.rescale, stats.sum);
 }
 
 // What the sums of row `row` must be multiplied by in the end: 1 / denominator, computed with the

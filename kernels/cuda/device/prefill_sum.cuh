@@ -7,37 +7,12 @@
 // The second and third warpgroup of sparse_attention_prefill.cu: probabilities times values.
 namespace lodestone::cuda {
 
-// One half of the dims of 64 heads; two products of 128 dims each, since an instruction over 256
-// needs more registers than a thread has at the kernel's start.
-using PrefillSums = float[2][64];
-
 // sums *= factor of their row (r, r + 8), unless all factors of the warp are 1.
-__device__ inline void RescalePrefill(PrefillSums& sums, float factor, float factor8) {
+__device__ inline void RescalePrefill(HalfSums& sums, float factor, float factor8) {
   if (__any_sync(~0u, factor != 1.0f || factor8 != 1.0f)) [[unlikely]] {
 #pragma unroll
     for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] *= i / 2 % 2 == 0 ? factor : factor8;
   }
-}
-
-// sums += probabilities x one half of the dims of the values in a stage.
-__device__ inline void AddStep(const uint8_t* probs_tile, const uint8_t* values,
-                               PrefillSums& sums) {
-  const uint64_t probs = RowTileDescriptor(SharedAddress(probs_tile));
-  const uint64_t base = ColumnTileDescriptor(SharedAddress(values), PrefillTile::kSliceBytes);
-  WgmmaFence();
-#pragma unroll
-  for (int i = 0; i < PrefillTile::kKeys / 16; ++i) {
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      WgmmaSharedAColumns(sums[part], AdvanceTile(probs, i * 32),
-                          AdvanceTile(base, part * 2 * PrefillTile::kSliceBytes + i * 16 * 128),
-                          true);
-    }
-  }
-  WgmmaCommit();
-  WgmmaWait<0>();
-  HoldRegisters(sums[0]);
-  HoldRegisters(sums[1]);
 }
 
 // A 4 x 4 transpose among the lanes of a quad: lane q gets word q of every lane, in order.
@@ -61,7 +36,7 @@ __device__ inline void TransposeQuad(uint32_t (&words)[4]) {
 // This thread's results of one half of the dims, divided, rounded and rotated back, to global
 // memory, 64 bytes of 8 rows at a time: not by way of shared memory, which keys wait for.
 __device__ inline void StorePrefill(const SparseAttentionArgs& args, const PrefillItem& item,
-                                    int half, const PrefillSums& sums, const float (&inverse)[2],
+                                    int half, const HalfSums& sums, const float (&inverse)[2],
                                     const float2* angles) {
   constexpr int kFirstRope = (PrefillTile::kDims / 2 - PrefillTile::kRopeDims) / 8;
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -103,7 +78,7 @@ __device__ inline void SumPrefill(const SparseAttentionArgs& args, PrefillShared
   RingStage<2> angles;
   int steps = 0;  // of all items
   for (int number = blockIdx.x; number < NumPrefillItems(args); number += gridDim.x) {
-    PrefillSums sums;
+    HalfSums sums;
 #pragma unroll
     for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] = 0;
     float factor[2];
@@ -120,8 +95,8 @@ __device__ inline void SumPrefill(const SparseAttentionArgs& args, PrefillShared
         factor[1] = shared.factor[turn][row + 8];
       }
       NamedBarrierSync(kStepAllowed + turn, kPrefillComputeThreads);
-      AddStep(shared.probs[turn], shared.stages[stage.index][half * PrefillTile::kSlices / 2],
-              sums);
+      AddValues(shared.probs[turn], shared.stages[stage.index][half * PrefillTile::kSlices / 2],
+                sums);
       NamedBarrierArrive(kStepSummed + turn, kPrefillComputeThreads);
       if (threadIdx.x % 32 == 0) BarrierArrive(&shared.empty[stage.index], 32);
       stage.Advance();

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/attention_keys.cuh"
+#include "kernels/cuda/device/attention_products.cuh"
 #include "kernels/cuda/sparse_attention.h"
 
 // What the warpgroups of sparse_attention_prefill.cu share. An item is one token and 64 heads.
@@ -21,11 +22,10 @@ struct PrefillTile {
   static constexpr int kThreads = 4 * kGroupThreads;
   static constexpr int kSlices = kDims / 64;  // of 64 dims: 128 bytes a row
   static constexpr int kSliceBytes = kKeys * 128;
-  static constexpr int kRegisterSlices = 6;  // of the queries; the others stay in shared memory
-  static constexpr int kSharedSlices = kSlices - kRegisterSlices;
-  static constexpr int kGatherWarps = 3;  // the fourth lists
-  static constexpr int kRowsAtOnce = 4;   // of a warp: 128 bytes of each
-  static constexpr int kListSteps = 2;    // how far the listing warp is ahead
+  static constexpr int kSharedSlices = kSlices - kQueryRegisterSlices;  // of the queries
+  static constexpr int kGatherWarps = 3;                                // the fourth lists
+  static constexpr int kRowsAtOnce = 4;  // of a warp: 128 bytes of each
+  static constexpr int kListSteps = 2;   // how far the listing warp is ahead
   // Registers of a thread: 65,536 a processor.
   static constexpr int kScoreRegisters = 160;
   static constexpr int kValueRegisters = 160;

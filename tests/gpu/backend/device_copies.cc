@@ -6,22 +6,13 @@
 #include <cstdlib>
 
 #include "base/logging.h"
+#include "tests/testing/tensor_extent.h"
 
 namespace lodestone {
 namespace {
 
 constexpr int64_t kGuardBytes = 256;
 constexpr int kPoison = 0xff;
-
-// Bytes from a view's first element to behind its last.
-int64_t ExtentOf(const TensorView& view) {
-  int64_t last = 0;
-  for (int axis = 0; axis < view.rank; ++axis) {
-    if (view.shape[axis] == 0) return 0;
-    last += (view.shape[axis] - 1) * view.strides[axis];
-  }
-  return (last + 1) * BytesPerElement(view.dtype);
-}
 
 bool ExactBuffers() {
   static const bool exact = std::getenv("LODESTONE_EXACT_BUFFERS") != nullptr;
