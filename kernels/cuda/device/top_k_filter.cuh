@@ -120,33 +120,19 @@ struct ItemPlaces {
 template <int kQuads>
 __device__ inline int KeepItems(const float4* fours, int at, float bound, int count,
                                 const ItemPlaces& to) {
-  uint32_t mine[kQuads];  // of four slots, a byte for each
-  uint32_t upto[kQuads];
-  uint32_t any = 0;
+  constexpr int kSlots = 4 * kQuads;
+  const uint32_t below = (1u << threadIdx.x % 32) - 1;
+  uint32_t lanes[kSlots];  // that have one
 #pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    mine[i] = 0;
+  for (int i = 0; i < kSlots; ++i) lanes[i] = __ballot_sync(~0u, MaxOf(fours[i]) >= bound);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      mine[i] += MaxOf(fours[4 * i + j]) >= bound ? 1u << (8 * j) : 0;
-    }
-    upto[i] = mine[i];
-    any |= mine[i];
-  }
-  if (!__any_sync(~0u, any != 0)) return count;
-  ScanWarp(upto);
-#pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    const uint32_t all = __shfl_sync(~0u, upto[i], 31);
-    const uint32_t places = upto[i] - mine[i] + all * 0x01010100u;  // the multiple: slots before
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t place = static_cast<uint32_t>(count) + (places >> (8 * j) & 0xff);
-      const bool keep = (mine[i] >> (8 * j) & 1) != 0 && place < Tile::kWarpItems;
-      StoreSharedIf(keep, to.fours + 16 * place, fours[4 * i + j]);
-      StoreSharedIf(keep, to.entries + 4 * place, 4 * (at + 32 * (4 * i + j)));
-    }
-    count += static_cast<int>(all * 0x01010101u >> 24);
+  for (int i = 0; i < kSlots; ++i) {
+    if (lanes[i] == 0) continue;  // most slots, of a long row
+    const uint32_t place = static_cast<uint32_t>(count + __popc(lanes[i] & below));
+    const bool keep = MaxOf(fours[i]) >= bound && place < Tile::kWarpItems;
+    StoreSharedIf(keep, to.fours + 16 * place, fours[i]);
+    StoreSharedIf(keep, to.entries + 4 * place, 4 * (at + 32 * i));
+    count += __popc(lanes[i]);
   }
   return count;
 }
