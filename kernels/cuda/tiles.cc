@@ -36,6 +36,10 @@ TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processor
   }
   const int64_t of_thread = CeilDiv(max_visible, tile.cluster * kTopKThreads);
   tile.per_thread = of_thread <= 16 ? 16 : of_thread <= 32 ? 32 : 64;
+  // From memory a ring reads faster (32 rows of 262,144: 13.6 us against 14.5), but it begins later
+  // (1 such row: 6.9 us against 6.1; 32 of 32,768: 6.0 against 5.6).
+  constexpr int64_t kFewScores = int64_t{1} << 21;
+  tile.ring = tile.per_thread == 64 && num_rows * max_visible >= kFewScores;
   return tile;
 }
 

@@ -20,6 +20,7 @@ struct TopKTile {
   int cluster = 1;      // 1, 2, 4 or 8
   int per_thread = 32;  // 16 or 32, of two blocks a processor, or 64
   bool alone = false;   // one block a processor
+  bool ring = false;    // sm_90: 64 through shared memory, of one block a processor
 };
 TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processors);
 

@@ -1,8 +1,8 @@
 // Exact top-k of rows of fp32 scores of any width: TopKArgs in kernels/cuda/launchers.h.
 //
-// A row is read once, by a block or a cluster of up to 8, in batches that are kept in registers.
-// Each warp reads pieces of it from front to back, so that all lists below are in the order of
-// entries.
+// A row is read once, by a block or a cluster of up to 8, in batches, into registers or, if the
+// rows are many bytes, through a ring in shared memory. Each warp reads pieces of it from front to
+// back, so that all lists below are in the order of entries.
 //   1. The first batch gives a bound that somewhat more than k scores reach: each block counts the
 //      maxima of small groups of scores in bins; the lowest bound of the blocks is the row's. If
 //      the row is one batch, at least k scores reach it.
@@ -16,7 +16,8 @@
 // histograms over all of it, read again each time. No result depends on the order of atomics.
 //
 // Bound: latency of the launch, the load and of 9 barriers for few rows, bytes for many. Measured
-// on an H200: 4.8 us for one row of 32,768, 0.65 of the bound for 1,024 such rows.
+// on an H200: 4.6 us for one row of 32,768, 0.70 of the bound for 1,024 such rows, 0.81 for 128 of
+// 262,144.
 
 #include <algorithm>
 #include <cstddef>
@@ -24,6 +25,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/top_k_exchange.cuh"
 #include "kernels/cuda/device/top_k_filter.cuh"
+#include "kernels/cuda/device/top_k_ring.cuh"
 #include "kernels/cuda/device/top_k_select.cuh"
 #include "kernels/cuda/launch.h"
 
@@ -45,58 +47,60 @@ __device__ void ClearShared(TopKShared& shared) {
 }
 
 // Whether the k-th is among the candidates; then it has written the k largest.
-template <int kSlots>
-__device__ bool Select(float4 (&fours)[kSlots], const RowPart<kSlots>& part, const Quota& quota,
-                       int k, int32_t* out, const OneBlock& team, TopKShared& shared) {
-  const Bound bound = BoundOfRow(fours, part, quota, team, shared);
-  const uint32_t count = Gather(Filter(fours, part, bound.bound, shared), bound.bound, shared);
+template <typename Row>
+__device__ bool Select(Row& row, const Quota& quota, int k, int32_t* out, const OneBlock& team,
+                       TopKShared& shared) {
+  const Bound bound = BoundOfRow(row, quota, team, shared);
+  const uint32_t count = Gather(row.Filter(bound.bound, shared), bound.bound, shared);
   if (count > Tile::kMaxCandidates) return false;
-  const CandidateList list(count, shared);
-  const uint64_t kth = SelectFromList(list, static_cast<uint32_t>(k), bound, part.visible, shared);
+  const CandidateList list(count, shared.candidates);
+  const uint64_t kth =
+      SelectFromList(list, static_cast<uint32_t>(k), bound, row.part.visible, shared);
   if (kth != 0) StoreFromList(list, kth, out, shared);
   return kth != 0;
 }
 
 // The same by a cluster, of which the first block selects from the candidates of all.
-template <int kSlots>
-__device__ bool Select(float4 (&fours)[kSlots], const RowPart<kSlots>& part, const Quota& quota,
-                       int k, int32_t* out, const BlockCluster& team, TopKShared& shared) {
+template <typename Row>
+__device__ bool Select(Row& row, const Quota& quota, int k, int32_t* out, const BlockCluster& team,
+                       TopKShared& shared) {
+  const int blocks = row.part.blocks;
   Bound bound{};
-  if (team.rank < part.blocks) {
-    bound = BoundOfRow(fours, part, quota, team, shared);
-    const int num_items = Filter(fours, part, bound.bound, shared);
-    SendCandidates(num_items, bound.bound, part.blocks, team, shared);
+  if (team.rank < blocks) {
+    bound = BoundOfRow(row, quota, team, shared);
+    const int num_items = row.Filter(bound.bound, shared);
+    SendCandidates(num_items, bound.bound, blocks, team, shared);
   }
   if (team.rank != 0) return team.WaitForVerdict(shared);
-  const uint32_t count = Receive(part.blocks, shared);
+  const uint32_t count = Receive(blocks, shared);
   uint64_t kth = 0;
-  const CandidateList list(min(count, uint32_t{Tile::kMaxCandidates}), shared);
+  const CandidateList list(min(count, uint32_t{Tile::kMaxCandidates}), shared.ordered);
   if (count <= Tile::kMaxCandidates) {
-    kth = SelectFromList(list, static_cast<uint32_t>(k), bound, part.visible, shared);
+    kth = SelectFromList(list, static_cast<uint32_t>(k), bound, row.part.visible, shared);
   }
   if (threadIdx.x < 32) team.ShareVerdict(kth != 0, shared);
   if (kth != 0) StoreFromList(list, kth, out, shared);
   return kth != 0;
 }
 
-template <int kSlots, typename Team>
-__global__ void __launch_bounds__(Tile::kThreads, kSlots > 8 ? 1 : 2)
+template <typename Row, typename Team>
+__global__ void __launch_bounds__(Tile::kThreads, Row::kBlocks)
     TopKKernel(const __grid_constant__ TopKArgs args) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) uint8_t smem[];
-  auto& shared = *reinterpret_cast<TopKShared*>(smem);
+  auto& shared = *reinterpret_cast<TopKShared*>(smem + Row::kSharedBytes);
   AllowNextKernel();
   const Team team;
-  const int64_t row = blockIdx.x / static_cast<unsigned>(team.size);
-  const int visible = args.num_visible[row];
-  const RowPart<kSlots> part(args, row, visible, team);
-  const Quota quota(part, args.k);
+  const int64_t number = blockIdx.x / static_cast<unsigned>(team.size);
+  const int visible = args.num_visible[number];
+  Row row(args, number, visible, team, smem);
+  const Quota quota(row.part, args.k);
   ClearShared(shared);
-  if (threadIdx.x == 0) team.Init(part.blocks, shared);
+  if (threadIdx.x == 0) team.Init(row.part.blocks, shared);
   team.Arrive();
   WaitForPreviousKernel();
 
-  int32_t* const out = args.top_entries + row * args.k;
+  int32_t* const out = args.top_entries + number * args.k;
   if (visible <= args.k) {  // the same for the whole team
     if (team.rank == 0) {
       for (int i = threadIdx.x; i < args.k; i += Tile::kThreads) out[i] = i < visible ? i : -1;
@@ -104,25 +108,26 @@ __global__ void __launch_bounds__(Tile::kThreads, kSlots > 8 ? 1 : 2)
     team.Wait();
     return;
   }
-  float4 fours[kSlots];
-#pragma unroll
-  for (int i = 0; i < kSlots; ++i) fours[i] = part.Load(0, i);
+  row.Load();
   team.Wait();
-  part.DropOthers(0, fours);
-  if (Select(fours, part, quota, args.k, out, team, shared)) return;
-  SelectFromRow<kSlots>(args, row, visible, team, shared);
+  row.TakeFirst();
+  if (Select(row, quota, args.k, out, team, shared)) return;
+  SelectFromRow<Row::kSlots>(args, number, visible, team, shared);
   if (team.rank == 0) StoreListed(args.k, visible, out, shared);
   team.Arrive();
   team.Wait();
 #endif
 }
 
-template <int kSlots, typename Team>
+template <typename Row, typename Team>
 void LaunchTeam(const TopKArgs& args, const TopKTile& tile, cudaStream_t stream) {
-  const auto kernel = TopKKernel<kSlots, Team>;
+  const auto kernel = TopKKernel<Row, Team>;
   constexpr int kSharedBytes =
+      Row::kSharedBytes +
       static_cast<int>(Team::kAlone ? offsetof(TopKShared, bounds_barrier) : sizeof(TopKShared));
-  static_assert(!Team::kAlone || kSharedBytes <= 99 * 1024, "more than some architectures have");
+  static_assert(!Team::kAlone || Row::kSharedBytes > 0 || kSharedBytes <= 99 * 1024,
+                "more than some architectures have");
+  static_assert(kSharedBytes <= 227 * 1024);
   constexpr int kMoreThanHalf = 116 * 1024;  // of the 227 KiB of an sm_90 processor
   const int shared_bytes =
       tile.alone && CurrentDevice().sm90 ? std::max(kMoreThanHalf, kSharedBytes) : kSharedBytes;
@@ -136,12 +141,12 @@ void LaunchTeam(const TopKArgs& args, const TopKTile& tile, cudaStream_t stream)
                    stream, args);
 }
 
-template <int kSlots>
-void LaunchTile(const TopKArgs& args, const TopKTile& tile, cudaStream_t stream) {
+template <typename Row>
+void LaunchRows(const TopKArgs& args, const TopKTile& tile, cudaStream_t stream) {
   if (tile.cluster == 1) {
-    LaunchTeam<kSlots, OneBlock>(args, tile, stream);
+    LaunchTeam<Row, OneBlock>(args, tile, stream);
   } else {
-    LaunchTeam<kSlots, BlockCluster>(args, tile, stream);
+    LaunchTeam<Row, BlockCluster>(args, tile, stream);
   }
 }
 
@@ -158,9 +163,10 @@ void LaunchTopK(const TopKArgs& args, const TopKTile& tile, cudaStream_t stream)
   RequireArgument(tile.per_thread == 16 || tile.per_thread == 32 || tile.per_thread == 64,
                   "LaunchTopK", "per_thread is none of 16, 32, 64", tile.per_thread);
   if (args.num_rows == 0) return;
-  if (tile.per_thread == 16) return LaunchTile<4>(args, tile, stream);
-  if (tile.per_thread == 32) return LaunchTile<8>(args, tile, stream);
-  LaunchTile<16>(args, tile, stream);
+  if (tile.ring && CurrentDevice().sm90) return LaunchRows<RingRow>(args, tile, stream);
+  if (tile.per_thread == 16) return LaunchRows<RegisterRow<4>>(args, tile, stream);
+  if (tile.per_thread == 32) return LaunchRows<RegisterRow<8>>(args, tile, stream);
+  LaunchRows<RegisterRow<16>>(args, tile, stream);
 }
 
 }  // namespace lodestone::cuda

@@ -147,6 +147,7 @@ std::vector<TopKTile> AllTiles() {
     for (int per_thread : {16, 32, 64}) {
       tiles.push_back({.cluster = cluster, .per_thread = per_thread});
     }
+    tiles.push_back({.cluster = cluster, .per_thread = 64, .alone = true, .ring = true});
   }
   return tiles;
 }
@@ -160,6 +161,8 @@ TEST(TopKTest, HostileRowsMatchReference) {
       ExpectDraw(draw, {32768, 4097, 2050}, k, {.cluster = 2});
       ExpectDraw(draw, {32768, 30001, 4099}, k, {.cluster = 1, .per_thread = 64});
       ExpectDraw(draw, {40000}, k, {.cluster = 1});
+      ExpectDraw(draw, {40000, 70001, 513}, k, {.cluster = 1, .alone = true, .ring = true});
+      ExpectDraw(draw, {70001, 40000, 513}, k, {.cluster = 2, .alone = true, .ring = true});
     }
   }
 }
@@ -185,6 +188,7 @@ TEST(TopKTest, EveryWidthMatchesReference) {
 TEST(TopKTest, WideHostileRowsMatchReference) {
   for (const NamedDraw& draw : HostileDraws()) {
     ExpectDraw(draw, {262144, 200000}, 512, ChooseTopKTile(2, 262144, 132));
+    ExpectDraw(draw, {262144, 200000}, 512, ChooseTopKTile(32, 262144, 132));
   }
 }
 
@@ -220,7 +224,10 @@ TEST(TopKTest, OneEntryIsTheLargest) {
   const std::vector<NamedDraw> draws = HostileDraws();
   for (int cluster : {1, 2}) {
     for (size_t draw : {0, 2, 4}) {
-      ExpectDraw(draws[draw], {9000, 5, 1}, 1, {.cluster = cluster, .per_thread = 32 * cluster});
+      for (bool ring : {false, true}) {
+        const TopKTile tile = {.cluster = cluster, .per_thread = 32 * cluster, .ring = ring};
+        ExpectDraw(draws[draw], {9000, 5, 1}, 1, tile);
+      }
     }
   }
 }

@@ -48,6 +48,15 @@ TEST(TopKTileTest, SharesAProcessorWhereRowsAreManyOrShort) {
   EXPECT_FALSE(ChooseTopKTile(1024, 8192, kProcessors).alone);
 }
 
+TEST(TopKTileTest, ManyScoresOfFewBlocksPassThroughARing) {
+  EXPECT_TRUE(ChooseTopKTile(8, 262144, kProcessors).ring);
+  EXPECT_TRUE(ChooseTopKTile(128, 262144, kProcessors).ring);
+  EXPECT_TRUE(ChooseTopKTile(64, 32768, kProcessors).ring);
+  EXPECT_FALSE(ChooseTopKTile(32, 32768, kProcessors).ring);
+  EXPECT_FALSE(ChooseTopKTile(1, 262144, kProcessors).ring);
+  EXPECT_FALSE(ChooseTopKTile(1024, 262144, kProcessors).ring);
+}
+
 TEST(IndexTopKScratchTest, StaysBelowTheCapAtAnyContext) {
   for (int64_t tokens : {1, 256, 8192}) {
     for (int64_t visible : {0, 1, 32768, 262144}) {

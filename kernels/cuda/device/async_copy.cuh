@@ -19,6 +19,16 @@ __device__ inline uint32_t LoadShared(uint32_t shared_address) {
   return word;
 }
 
+// The same of 16 bytes.
+__device__ inline float4 LoadShared4(uint32_t shared_address) {
+  float4 four;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "r"(shared_address)
+               : "memory");
+  return four;
+}
+
 // st.shared (9.7.9.11) where `stores`, without a branch.
 __device__ inline void StoreSharedIf(bool stores, uint32_t shared_address, const float4& value) {
   asm volatile(
@@ -221,6 +231,21 @@ __device__ inline void CopyAsync16(uint32_t shared_address, const void* global, 
                : "memory");
 }
 
+// The same without asking the L2 cache for what is next to them.
+__device__ inline void CopyAsyncOnce16(uint32_t shared_address, const void* global,
+                                       uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(global),
+               "r"(bytes)
+               : "memory");
+}
+// cp.async.commit_group / wait_group (9.7.9.25.3): this thread's copies since the last commit are a
+// group; waits until all groups but the last kLater are complete.
+__device__ inline void CopyAsyncCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLater>
+__device__ inline void CopyAsyncWait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
+}
+
 // The same of 4, 8 or 16 bytes.
 template <int kBytes>
 __device__ inline void CopyAsync(uint32_t shared_address, const void* global, uint32_t bytes) {
@@ -331,6 +356,17 @@ __device__ inline void StoreAsync(uint32_t to, uint2 value, uint32_t barrier) {
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(
           to),
       "r"(value.x), "r"(value.y), "r"(barrier)
+      : "memory");
+}
+// The same where `stores`, without a branch.
+__device__ inline void StoreAsyncIf(bool stores, uint32_t to, uint2 value, uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n"
+      "setp.ne.u32 stores, %4, 0;\n"
+      "@stores st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];\n"
+      "}\n" ::"r"(to),
+      "r"(value.x), "r"(value.y), "r"(barrier), "r"(uint32_t{stores})
       : "memory");
 }
 

@@ -36,20 +36,20 @@ __device__ inline void SendCandidates(int num_items, float bound, int blocks,
   }
   if (!fits) return;
   const uint32_t to =
-      ClusterAddress(&shared.received[static_cast<uint32_t>(team.rank) * most + first], 0);
+      ClusterAddress(&shared.candidates[static_cast<uint32_t>(team.rank) * most + first], 0);
   mine.ForEach([&](bool is, uint32_t number, const Candidate& candidate) {
-    if (!is) return;
-    StoreAsync(to + 8 * number,
-               uint2{__float_as_uint(candidate.score), static_cast<uint32_t>(candidate.entry)},
-               barrier);
+    StoreAsyncIf(is, to + 8 * number,
+                 uint2{__float_as_uint(candidate.score), static_cast<uint32_t>(candidate.entry)},
+                 barrier);
   });
 }
 
-// Puts the candidates of all blocks together, as Gather. By the first block.
+// Puts the candidates of all blocks together, as Gather, in `ordered`. By the first block.
 __device__ inline uint32_t Receive(int blocks, TopKShared& shared) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   BarrierWaitCluster(&shared.lists_barrier, 0);
+  __syncthreads();  // no warp reads items any more, where `ordered` is
   uint4 runs{};
   if (4 * lane < Tile::kWarps * blocks) runs = reinterpret_cast<const uint4*>(shared.runs)[lane];
   const uint32_t counts[4] = {runs.x >> 16, runs.y >> 16, runs.z >> 16, runs.w >> 16};
@@ -70,8 +70,8 @@ __device__ inline uint32_t Receive(int blocks, TopKShared& shared) {
     const uint32_t below = __shfl_up_sync(~0u, upto, offset, blocks);
     if (block >= offset) upto += below;
   }
-  const Candidate* const from = shared.received + block * PlacesOfBlock(blocks) + (run & 0xffff);
-  Candidate* const to = shared.candidates + __reduce_add_sync(~0u, before) + upto - count;
+  const Candidate* const from = shared.candidates + block * PlacesOfBlock(blocks) + (run & 0xffff);
+  Candidate* const to = shared.ordered + __reduce_add_sync(~0u, before) + upto - count;
   for (uint32_t i = lane >> Log2(blocks); i < count; i += 32u >> Log2(blocks)) to[i] = from[i];
   __syncthreads();
   return total;

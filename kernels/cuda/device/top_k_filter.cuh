@@ -48,10 +48,10 @@ __device__ inline SampleRange RangeOfSample(float smallest, float largest, bool 
 }
 
 // Counts the maxima of this block's groups in bins; those that are no numbers in the lowest.
-template <int kSlots>
-__device__ inline SampleRange CountSample(const float4 (&fours)[kSlots],
-                                          const RowPart<kSlots>& part, const Quota& quota,
-                                          TopKShared& shared) {
+template <typename Row>
+__device__ inline SampleRange CountSample(const Row& row, const Quota& quota, TopKShared& shared) {
+  constexpr int kSlots = Row::kSlots;
+  const float4(&fours)[kSlots] = row.fours;
   static_assert(kSlots % Tile::kGroups == 0);
   float maxima[Tile::kGroups];  // of the slots that arrive first
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ inline SampleRange CountSample(const float4 (&fours)[kSlots],
   }
   const float largest = fmaxf(fmaxf(maxima[0], maxima[1]), fmaxf(maxima[2], maxima[3]));
   const SampleRange range = RangeOfSample(smallest, largest, quota.all, shared);
-  part.Prefetch();  // not earlier: it would be served beside the first batch
+  row.Prefetch();  // not earlier: it would be served beside the first batch
   if (quota.all) return range;
 #pragma unroll
   for (int i = Tile::kGroups; i < kSlots; ++i) {
@@ -94,14 +94,15 @@ __device__ inline float BoundOfBlock(const SampleRange& range, const Quota& quot
 }
 
 // Of the row: the lowest bound of its blocks. By the blocks that read it.
-template <int kSlots, typename Team>
-__device__ inline Bound BoundOfRow(const float4 (&fours)[kSlots], const RowPart<kSlots>& part,
-                                   const Quota& quota, const Team& team, TopKShared& shared) {
-  const SampleRange range = CountSample(fours, part, quota, shared);
-  if (threadIdx.x < 32) team.ShareBound(BoundOfBlock(range, quota, shared), part.blocks, shared);
+template <typename Row, typename Team>
+__device__ inline Bound BoundOfRow(const Row& row, const Quota& quota, const Team& team,
+                                   TopKShared& shared) {
+  const SampleRange range = CountSample(row, quota, shared);
+  const int blocks = row.part.blocks;
+  if (threadIdx.x < 32) team.ShareBound(BoundOfBlock(range, quota, shared), blocks, shared);
   team.WaitForBounds(shared);
   float bound = shared.bounds[0];
-  for (int i = 1; i < part.blocks; ++i) bound = fminf(bound, shared.bounds[i]);
+  for (int i = 1; i < blocks; ++i) bound = fminf(bound, shared.bounds[i]);
   const float low = quota.all ? range.low : bound;
   return {bound, low, BinScale(range.high - low)};
 }
@@ -117,14 +118,19 @@ struct ItemPlaces {
 
 // Keeps the items of this warp among some slots, the first of which has this lane's float4 number
 // `at`; their number, with the `count` before, which may exceed kWarpItems: then some are missing.
-template <int kQuads>
+// `then` is called once the scores have been looked at.
+struct Nothing {
+  __device__ void operator()() const {}
+};
+template <int kQuads, typename Then = Nothing>
 __device__ inline int KeepItems(const float4* fours, int at, float bound, int count,
-                                const ItemPlaces& to) {
+                                const ItemPlaces& to, const Then& then = {}) {
   constexpr int kSlots = 4 * kQuads;
   const uint32_t below = (1u << threadIdx.x % 32) - 1;
   uint32_t lanes[kSlots];  // that have one
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) lanes[i] = __ballot_sync(~0u, MaxOf(fours[i]) >= bound);
+  then();
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
     if (lanes[i] == 0) continue;  // most slots, of a long row
@@ -137,42 +143,65 @@ __device__ inline int KeepItems(const float4* fours, int at, float bound, int co
   return count;
 }
 
-// Keeps the items of one batch, while the next is loaded, if there is one.
-template <bool kMore, int kSlots>
-__device__ inline int FilterBatch(float4 (&fours)[kSlots], const RowPart<kSlots>& part, int batch,
-                                  float bound, int count, const ItemPlaces& to) {
-  constexpr int kQuads = kSlots >= 8 ? 2 : 1;
-#pragma unroll
-  for (int i = 0; i < kSlots; i += 4 * kQuads) {
-    count = KeepItems<kQuads>(fours + i, part.At(batch, i), bound, count, to);
-    if constexpr (kMore) {
-#pragma unroll
-      for (int j = i; j < i + 4 * kQuads; ++j) fours[j] = part.Load(batch + 1, j);
-    }
-  }
-  return count;
+// Those of a row's tail, if this warp has it.
+template <int kSlots>
+__device__ inline int KeepTail(const RowPart<kSlots>& part, float bound, int count,
+                               const ItemPlaces& to) {
+  if (!part.last || part.visible % 4 == 0) return count;
+  const float4 none = NoScores();
+  const float4 tail[4] = {threadIdx.x % 32 == 0 ? part.LoadTail() : none, none, none, none};
+  return KeepItems<1>(tail, part.fours, bound, count, to);
 }
 
-// Keeps the items of this warp; their number, which may exceed kWarpItems: then some are missing.
-template <int kSlots>
-__device__ inline int Filter(float4 (&fours)[kSlots], const RowPart<kSlots>& part, float bound,
-                             TopKShared& shared) {
-  const ItemPlaces to(shared);
-  int count = 0;
-  int batch = 0;
+// A row of which a batch is in registers, from where the next is loaded into them as soon as they
+// are free.
+template <int kBatchSlots>
+struct RegisterRow {
+  static constexpr int kSlots = kBatchSlots;
+  static constexpr int kBlocks = kSlots > 8 ? 1 : 2;  // of a processor
+  static constexpr int kSharedBytes = 0;
+  RowPart<kSlots> part;
+  float4 fours[kSlots];  // the first batch, until Filter
+
+  template <typename Team>
+  __device__ RegisterRow(const TopKArgs& args, int64_t row, int visible, const Team& team, void*)
+      : part(args, row, visible, team) {}
+  __device__ void Load() {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) fours[i] = part.Load(0, i);
+  }
+  __device__ void TakeFirst() { part.DropOthers(0, fours); }
+  __device__ void Prefetch() const { part.Prefetch(); }
+
+  // Keeps the items of one batch, while the next is loaded, if there is one.
+  template <bool kMore>
+  __device__ int FilterBatch(int batch, float bound, int count, const ItemPlaces& to) {
+    constexpr int kQuads = kSlots >= 8 ? 2 : 1;
+#pragma unroll
+    for (int i = 0; i < kSlots; i += 4 * kQuads) {
+      count = KeepItems<kQuads>(fours + i, part.At(batch, i), bound, count, to);
+      if constexpr (kMore) {
+#pragma unroll
+        for (int j = i; j < i + 4 * kQuads; ++j) fours[j] = part.Load(batch + 1, j);
+      }
+    }
+    return count;
+  }
+  // Keeps the items of this warp; their number, which may exceed kWarpItems: then some are missing.
+  __device__ int Filter(float bound, TopKShared& shared) {
+    const ItemPlaces to(shared);
+    int count = 0;
+    int batch = 0;
 #pragma unroll 1
-  for (; batch + 1 < part.num_batches; ++batch) {
-    count = FilterBatch<true>(fours, part, batch, bound, count, to);
-    part.DropOthers(batch + 1, fours);
+    for (; batch + 1 < part.num_batches; ++batch) {
+      count = FilterBatch<true>(batch, bound, count, to);
+      part.DropOthers(batch + 1, fours);
+    }
+    count = FilterBatch<false>(batch, bound, count, to);
+    count = KeepTail(part, bound, count, to);
+    __syncwarp();
+    return count;
   }
-  count = FilterBatch<false>(fours, part, batch, bound, count, to);
-  if (part.last && part.visible % 4 != 0) {
-    const float4 none = NoScores();
-    const float4 tail[4] = {threadIdx.x % 32 == 0 ? part.LoadTail() : none, none, none, none};
-    count = KeepItems<1>(tail, part.fours, bound, count, to);
-  }
-  __syncwarp();
-  return count;
-}
+};
 
 }  // namespace lodestone::cuda::top_k

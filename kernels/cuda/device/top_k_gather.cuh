@@ -53,6 +53,7 @@ struct WarpCandidates {
   template <typename F>
   __device__ void ForEach(const F& f) const {
     Visit(own[0], entries[0], before & 0xffff, f);
+    if (count <= 32) return;
     Visit(own[1], entries[1], (all & 0xffff) + (before >> 16), f);
     if (count <= 64) return;
     const int warp = threadIdx.x / 32;

@@ -17,7 +17,7 @@ struct Tile {
   static constexpr int kMaxCluster = kMaxTopKCluster;
   static constexpr int kMinOfBlock = 4096;     // entries; with fewer, fewer blocks read the row
   static constexpr int kGroups = 4;            // of a thread's scores, whose maxima are counted
-  static constexpr int kWarpItems = 176;       // of a warp
+  static constexpr int kWarpItems = 168;       // of a warp
   static constexpr int kMaxCandidates = 5120;  // of a row
   static constexpr int kRounds = kMaxCandidates / kThreads;
   static constexpr int kBins = 256;
@@ -56,11 +56,14 @@ struct TopKShared {
       uint32_t buckets[Tile::kBuckets];     // chosen entries of each, then of those before it
       int32_t listed[kMaxTopK];             // chosen entries, in any order
     };
+    Candidate ordered[Tile::kMaxCandidates];  // first block of a cluster: the row's candidates
   };
-  Candidate candidates[Tile::kMaxCandidates];  // the row's scores that reach the bound, in order
-  uint32_t bins[Tile::kBins];                  // of the candidates
-  uint32_t sample_bins[Tile::kBins];           // of this block's sample
-  uint64_t ranked[Tile::kMaxRanked];           // rank keys
+  // The row's scores that reach the bound, in order; in the first block of a cluster as they
+  // arrive, an equal part for each block.
+  Candidate candidates[Tile::kMaxCandidates];
+  uint32_t bins[Tile::kBins];         // of the candidates
+  uint32_t sample_bins[Tile::kBins];  // of this block's sample
+  uint64_t ranked[Tile::kMaxRanked];  // rank keys
   uint2 warp_ranges[Tile::kWarps];
   uint32_t warp_sums[Tile::kWarps];
   uint32_t round_sums[Tile::kRounds][Tile::kWarps];  // chosen
@@ -75,9 +78,8 @@ struct TopKShared {
   uint64_t verdict_barrier;  // the other blocks: `found` is there
   float found;               // not 0: the k-th is among the candidates
   // First block: what each warp has sent, in the order of the pieces: the place of its first in
-  // its block's part of `received`, and 65,536 times their number.
+  // its block's part of `candidates`, and 65,536 times their number.
   alignas(16) uint32_t runs[Tile::kWarps * Tile::kMaxCluster];
-  Candidate received[Tile::kMaxCandidates];  // an equal part for each block
 };
 
 // The blocks of one row: one alone, or a cluster.

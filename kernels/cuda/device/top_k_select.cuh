@@ -8,13 +8,13 @@ namespace lodestone::cuda::top_k {
 // The candidates of a row: f(score, entry). A thread keeps two, of most lists all.
 struct CandidateList {
   static constexpr int kOwn = 2;
-  const TopKShared& shared;
+  const Candidate* all;
   int end;
   Candidate own[kOwn];
-  __device__ CandidateList(uint32_t count, const TopKShared& first_block)
-      : shared(first_block), end(static_cast<int>(count)) {
+  __device__ CandidateList(uint32_t count, const Candidate* candidates)
+      : all(candidates), end(static_cast<int>(count)) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) own[i] = shared.candidates[At(i)];
+    for (int i = 0; i < kOwn; ++i) own[i] = all[At(i)];
   }
   __device__ static int At(int round) {
     return static_cast<int>(threadIdx.x) + round * Tile::kThreads;
@@ -27,7 +27,7 @@ struct CandidateList {
     }
 #pragma unroll 1
     for (int i = At(kOwn); i < end; i += Tile::kThreads) {
-      f(shared.candidates[i].score, shared.candidates[i].entry);
+      f(all[i].score, all[i].entry);
     }
   }
 };
@@ -133,7 +133,7 @@ __device__ inline void StoreFromList(const CandidateList& list, uint64_t kth, in
     if (list.end > Tile::kThreads) of(1, list.own[1]);
 #pragma unroll 1
     for (int i = 2; i * Tile::kThreads < list.end; ++i) {
-      of(i, shared.candidates[CandidateList::At(i)]);
+      of(i, list.all[CandidateList::At(i)]);
     }
   };
   each_round([&](int round, const Candidate& candidate) {
