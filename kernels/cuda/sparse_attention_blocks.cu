@@ -7,10 +7,11 @@
 // loads, a ring of three stages ahead: three warps gather keys row by row, one lists the rows of
 // the next item's keys. Keys serve as K and, read by their columns, as V. Queries pass through the
 // ring like a step of keys. With several splits a second kernel joins them and adds the sink. In
-// decode the older rows of the first items' windows are loaded before the kernel ahead ends.
+// decode the older rows of the first items' windows are loaded before the kernel ahead ends, and
+// their queries asked for at once when it has.
 //
 // Bound: 1,024 bytes a key and 128 KiB of queries and outputs a token. Measured on an H200 with 64
-// heads and 640 keys: 0.75 of it for 128 tokens.
+// heads and 640 keys: 0.80 of it for 128 tokens.
 
 #include <algorithm>
 
@@ -40,15 +41,18 @@ __device__ void InitBarriers(AttentionShared& shared) {
   BarrierInitFence();
 }
 
+// `kOneSplit`: split.splits is 1, and what several need is left out.
+template <bool kOneSplit>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     SparseAttentionKernel(const __grid_constant__ SparseAttentionArgs args,
-                          const __grid_constant__ AttentionSplits split,
+                          const __grid_constant__ AttentionSplits splits,
                           const __grid_constant__ CUtensorMap query_map, AttentionPolicies policy,
                           float scale) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t smem[];
   auto& shared = *reinterpret_cast<AttentionShared*>(smem);
   AllowNextKernel();
+  const AttentionSplits split = kOneSplit ? AttentionSplits{.splits = 1} : splits;
   const AttentionItem first = ItemOf(args, split.splits, static_cast<int>(blockIdx.x));
   const TokenKeys keys = FindKeys(args, first.token);  // no kernel writes what is read here
   if (threadIdx.x == 0) {
@@ -78,7 +82,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       if (const int warp = threadIdx.x % Tile::kGroupThreads / 32; warp < Tile::kGatherWarps) {
         GatherItems(args, split, query_map, policy, shared);
       } else {
-        WaitForPreviousKernel();
+        BeginFirstItem(args, split, query_map, policy, shared);
         ListItems(args, split, shared);
       }
   }
@@ -93,8 +97,10 @@ void LaunchSparseAttentionBlocks(const SparseAttentionArgs& args, const Attentio
       std::min<int64_t>(args.max_keys, split.steps_per_split * Tile::kKeys) <= kMaxItemEntries,
       "LaunchSparseAttention", "a split has more than 1152 keys", args.max_keys);
   constexpr int kSharedBytes = static_cast<int>(sizeof(AttentionShared));
-  CUDA_CHECK(cudaFuncSetAttribute(SparseAttentionKernel,
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  const auto kernel =
+      split.splits == 1 ? SparseAttentionKernel<true> : SparseAttentionKernel<false>;
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  kSharedBytes));
   const int64_t items = args.num_tokens * HeadGroups(args) * split.splits;
   // Tokens of one prompt share keys; those of a decode step do not. Measured on an H200: 2 % of the
   // time in prefill, 8 % in decode.
@@ -102,7 +108,7 @@ void LaunchSparseAttentionBlocks(const SparseAttentionArgs& args, const Attentio
       args.num_tokens > kMaxDecodeTokens
           ? AttentionPolicies{.keys = kEvictLast, .queries = kEvictFirst}
           : AttentionPolicies{.keys = kEvictFirst, .queries = kEvictNormal};
-  LaunchOverlapped(SparseAttentionKernel,
+  LaunchOverlapped(kernel,
                    {.blocks = std::min<int64_t>(items, CurrentDevice().processors),
                     .threads = Tile::kThreads,
                     .shared_bytes = kSharedBytes},

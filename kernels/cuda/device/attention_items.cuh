@@ -45,6 +45,7 @@ struct ItemList {
   TokenKeys keys;  // under ratio 4 without the entries
   int num_chosen;  // ratio 4: entries
   float2 angles[AttentionTile::kRopeDims / 2];
+  float sink[AttentionTile::kHeads];  // of the item's heads
   // Where the rows of this item's entries begin, in units of 16 bytes.
   uint32_t entry_offsets[kMaxItemEntries];
 };
@@ -72,6 +73,7 @@ enum NamedBarrier : int {
   kProbsFull = 2,
   kProbsEmpty = 3,
   kScored = 4,  // and 5, in turn: a step's scores are there
+  kSummed = 6,  // and 7, among each warpgroup of values: all its warps' sums are there
 };
 inline constexpr int kComputeThreads = 3 * AttentionTile::kGroupThreads;
 

@@ -118,11 +118,11 @@ __device__ inline void TouchPages(const SparseAttentionArgs& args, const TokenKe
 // slices lie 64 rows of 128 bytes apart.
 inline constexpr int kLatentSlices = 8;
 inline constexpr int kLatentSliceBytes = 64 * 128;
-template <int kSlices = kLatentSlices, int kSlice = 0>
+template <int kSlices = kLatentSlices, int kSlice = 0, bool kFetch256 = true>
 __device__ inline void CopyLatentSlices(const uint8_t* from, uint32_t to, uint64_t policy) {
   if constexpr (kSlice < kSlices) {
-    CopyAsync16<kSlice * kLatentSliceBytes, kSlice * 128>(to, from, policy);
-    CopyLatentSlices<kSlices, kSlice + 1>(from, to, policy);
+    CopyAsync16<kSlice * kLatentSliceBytes, kSlice * 128, kFetch256>(to, from, policy);
+    CopyLatentSlices<kSlices, kSlice + 1, kFetch256>(from, to, policy);
   }
 }
 

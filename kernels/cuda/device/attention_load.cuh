@@ -88,23 +88,51 @@ __device__ inline void ListFirstItem(const SparseAttentionArgs& args, const Atte
   BarrierArrive(list_full);
 }
 
-// The listing warp: what to load and compute for every item; of the first it lists no entries. The
-// loads that lead to the entries' rows are queued before any key of the item is: behind keys they
-// take several times as long.
+// The queries of an item to a stage, and one arrival there. By one thread.
+__device__ inline void CopyQueryBox(const CUtensorMap& query_map, const AttentionItem& item,
+                                    uint64_t policy, int stage, AttentionShared& shared) {
+  BarrierArriveExpect(&shared.full[stage], AttentionTile::kStageBytes);
+  CopyBox4With(policy, shared.stages[stage], &query_map, &shared.full[stage], 0, item.head, 0,
+               item.token);
+}
+
+// The sinks of an item's heads, by the listing warp.
+__device__ inline void ListSinks(const SparseAttentionArgs& args, const AttentionItem& item,
+                                 ItemList& list) {
+#pragma unroll
+  for (int i = static_cast<int>(threadIdx.x % 32); i < AttentionTile::kHeads; i += 32) {
+    list.sink[i] = item.head + i < args.num_heads ? args.sink[item.head + i] : 0;
+  }
+}
+
+// What is left to do for a block's first item, once the kernel ahead has ended: its queries, at
+// once, ahead of all keys but those of CopyOldKeys. By the listing warp.
+__device__ inline void BeginFirstItem(const SparseAttentionArgs& args,
+                                      const AttentionSplits& split, const CUtensorMap& query_map,
+                                      const AttentionPolicies& policy, AttentionShared& shared) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const AttentionItem item = ItemOf(args, split.splits, static_cast<int>(blockIdx.x));
+  ItemList& list = shared.lists[0];
+  ListSinks(args, item, list);
+  list.angles[lane] = RopeAngle(list.keys.position, args.freqs[lane]);
+  WaitForPreviousKernel();
+  if (lane == 0) {
+    if (split.splits == 1) CopyQueryBox(query_map, item, policy.queries, 0, shared);
+    BarrierArrive(&shared.keys_found[0]);
+  }
+  BarrierArrive(&shared.list_full[0]);
+}
+
+// The listing warp: what to load and compute for every item but the first. The loads that lead to
+// the entries' rows are queued before any key of the item is: behind keys they take several times
+// as long.
 __device__ inline void ListItems(const SparseAttentionArgs& args, const AttentionSplits& split,
                                  AttentionShared& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   RingStage<2> slot;
-  for (int number = blockIdx.x; number < NumItems(args, split.splits); number += gridDim.x) {
-    const bool listed = number == static_cast<int>(blockIdx.x);
-    if (listed) {
-      ItemList& list = shared.lists[slot.index];
-      if (lane == 0) BarrierArrive(&shared.keys_found[slot.index]);
-      list.angles[lane] = RopeAngle(list.keys.position, args.freqs[lane]);
-      BarrierArrive(&shared.list_full[slot.index]);
-      slot.Advance();
-      continue;
-    }
+  slot.Advance();
+  for (int number = blockIdx.x + gridDim.x; number < NumItems(args, split.splits);
+       number += gridDim.x) {
     const AttentionItem item = ItemOf(args, split.splits, number);
     ItemList& list = shared.lists[slot.index];
     ChosenPart chosen;
@@ -130,6 +158,7 @@ __device__ inline void ListItems(const SparseAttentionArgs& args, const Attentio
     } else if (args.ratio == 128) {
       ListSplit<32>(args, split, item.split, keys, list);
     }
+    ListSinks(args, item, list);
     list.angles[lane] = RopeAngle(keys.position, args.freqs[lane]);
     if (lane == 0) BarrierArrive(&shared.list_full[slot.index], kComputeThreads);
     BarrierArrive(&shared.list_full[slot.index]);
@@ -143,6 +172,14 @@ __device__ inline const uint8_t* FindRow(const SparseAttentionArgs& args, const 
   if (index < list.keys.num_window) return FindWindowLatent(args, list.keys, index);
   return args.entries.payload +
          uint64_t{16} * list.entry_offsets[index - list.keys.num_window - first_entry];
+}
+
+// 16 bytes of all slices of the latent at `from` to row `row` of a stage. All of a row is asked for
+// at once; 256 bytes at a time on top of that cost 0.3 us with 128 tokens.
+__device__ inline void CopyLatent(const uint8_t* from, int row, int unit, uint64_t policy,
+                                  uint8_t* stage) {
+  CopyLatentSlices<kLatentSlices, 0, false>(
+      from + unit * 16, SharedAddress(stage) + row * 128 + (unit ^ row % 8) * 16, policy);
 }
 
 // The keys of one step to a stage, but none with number `end_row` or above. Where there is none,
@@ -160,21 +197,19 @@ __device__ inline void CopyKeys(const SparseAttentionArgs& args, const ItemList&
     const int index = first_key + row;
     const uint8_t* const from =
         FindRow(args, list, first_entry, index < steps.num_keys ? index : first_key);
-    CopyLatentSlices(from + unit * 16, SharedAddress(stage) + row * 128 + (unit ^ row % 8) * 16,
-                     policy);
+    CopyLatent(from, row, unit, policy, stage);
   }
 }
 
-// The queries of an item to a stage, by all gathering threads.
+// The gathering threads' part in the arrival of an item's queries. `begun`: BeginFirstItem has
+// queued them.
 __device__ inline void CopyQuery(const CUtensorMap& query_map, const AttentionItem& item,
-                                 uint64_t policy, int stage, AttentionShared& shared) {
+                                 uint64_t policy, bool begun, int stage, AttentionShared& shared) {
   if (threadIdx.x % AttentionTile::kGroupThreads != 0) {
     BarrierArrive(&shared.full[stage]);
-    return;
+  } else if (!begun) {
+    CopyQueryBox(query_map, item, policy, stage, shared);
   }
-  BarrierArriveExpect(&shared.full[stage], AttentionTile::kStageBytes);
-  CopyBox4With(policy, shared.stages[stage], &query_map, &shared.full[stage], 0, item.head, 0,
-               item.token);
 }
 
 // Begins with the older rows of the first item's window, as many whole steps as there are stages
@@ -203,8 +238,7 @@ __device__ inline void CopyOwnKey(const SparseAttentionArgs& args, int steps_beg
   const int unit = static_cast<int>(threadIdx.x % AttentionTile::kGroupThreads);
   if (own >= steps_begun * AttentionTile::kKeys || unit >= 8) return;
   uint8_t* const stage = shared.stages[1 + own / AttentionTile::kKeys][0];
-  CopyLatentSlices(FindWindowLatent(args, list.keys, own) + unit * 16,
-                   SharedAddress(stage) + row * 128 + (unit ^ row % 8) * 16, policy);
+  CopyLatent(FindWindowLatent(args, list.keys, own), row, unit, policy, stage);
 }
 
 // The gathering warps: for each item its queries, then the keys of all steps.
@@ -223,7 +257,8 @@ __device__ inline void GatherItems(const SparseAttentionArgs& args, const Attent
     if (split.splits > 1) steps = BeginSteps(args, split, number, slot, shared);
     if (split.splits == 1 || steps.step < steps.end_step) {
       BarrierWait(&shared.empty[stage.index], stage.parity ^ 1);
-      CopyQuery(query_map, ItemOf(args, split.splits, number), policy.queries, stage.index, shared);
+      CopyQuery(query_map, ItemOf(args, split.splits, number), policy.queries,
+                split.splits == 1 && number == static_cast<int>(blockIdx.x), stage.index, shared);
       stage.Advance();
     }
     if (split.splits == 1) steps = BeginSteps(args, split, number, slot, shared);

@@ -74,4 +74,19 @@ __device__ inline void AddValues(const uint8_t* probs, const uint8_t* values, Ha
   HoldRegisters(sums[1]);
 }
 
+// Queues the products of part `part` of AddValues alone: sums[part].
+__device__ inline void QueueValues(const uint8_t* probs, const uint8_t* values, int part,
+                                   float (&sums)[64]) {
+  const uint64_t probs_tile = RowTileDescriptor(SharedAddress(probs));
+  const uint64_t base = ColumnTileDescriptor(
+      SharedAddress(values) + part * 2 * kLatentSliceBytes, kLatentSliceBytes);
+  WgmmaFence();
+#pragma unroll
+  for (int i = 0; i < kAttentionKeys / 16; ++i) {
+    WgmmaSharedAColumns(sums, AdvanceTile(probs_tile, i * 32), AdvanceTile(base, i * 16 * 128),
+                        true);
+  }
+  WgmmaCommit();
+}
+
 }  // namespace lodestone::cuda

@@ -52,9 +52,10 @@ __device__ inline void ShareProbabilities(const uint32_t (&probs)[4][4], const f
   SharedProxyFence();
 }
 
-// 1 / denominator of each head, or the split's statistics.
+// 1 / denominator of each head, or the split's statistics. `sinks`: of the item's heads.
 __device__ inline void FinishStats(const SparseAttentionArgs& args, const AttentionSplits& split,
-                                   int number, const RowStats& stats, AttentionShared& shared) {
+                                   int number, const RowStats& stats, const float* sinks,
+                                   AttentionShared& shared) {
   const AttentionItem item = ItemOf(args, split.splits, number);
   if (threadIdx.x % 4 != 0) return;
   const int row = threadIdx.x % AttentionTile::kGroupThreads / 32 * 16 + threadIdx.x % 32 / 4;
@@ -67,7 +68,7 @@ __device__ inline void FinishStats(const SparseAttentionArgs& args, const Attent
           .stats[PartialPlane(item, split.splits) * args.num_heads + head] = {stats.reference[j],
                                                                               stats.sum[j]};
     } else {
-      const float sink = SinkTerm(args.sink[head], stats.reference[j]);
+      const float sink = SinkTerm(sinks[row + 8 * j], stats.reference[j]);
       shared.inverse[row + 8 * j] = InverseDenominator(stats.sum[j], sink);
     }
   }
@@ -131,7 +132,7 @@ __device__ inline void ScoreItem(const SparseAttentionArgs& args, const Attentio
     waiting = true;
   }
   if (steps_done > 0) NamedBarrierSync(kProbsEmpty, kComputeThreads);
-  FinishStats(args, split, number, stats, shared);
+  FinishStats(args, split, number, stats, shared.lists[slot.index].sink, shared);
   __syncwarp();
   PassProbabilities(probs, rescale, steps_done, shared);
 }
