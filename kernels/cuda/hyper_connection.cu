@@ -6,15 +6,16 @@
 // of the collapse need no other block's channels. The blocks hand each other their sums twice,
 // those of fn z, then those of u^2, by stores into each other's shared memory that a barrier there
 // counts. fn comes by bulk copies that start before the kernel waits for the one before. Post and
-// comb have a warp of their own, in the block of the token's number, while the others form x. Many
-// tokens: hyper_connection_many.cu. Bound by the bytes of fn (1.6 MB at hidden 4,096), which is 0.4
-// us; what is measured on an H200, 3.7 us for one token and 5.1 for 32, is latency, of the steps
-// between the wait and the last store.
+// comb have a warp each, in the block of the token's number, while others form x. Many tokens:
+// hyper_connection_many.cu. Bound by the bytes of fn (1.6 MB at hidden 4,096), which is 0.4 us;
+// what is measured on an H200, 3.3 us for one token and 4.7 for 32, is latency, of the steps between
+// the wait and the last store.
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/hc_finish.cuh"
 #include "kernels/cuda/device/hc_slice.cuh"
+#include "kernels/cuda/device/hc_update.cuh"
 #include "kernels/cuda/hyper_connection.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/op_launchers.h"
@@ -24,8 +25,9 @@ namespace lodestone::cuda {
 namespace {
 
 constexpr int kSlices = HcTile::kSlices;
-constexpr int kTeamThreads = HcTile::kTeamThreads;
-constexpr int kThreads = kTeamThreads + 32;  // the last warp: post and comb
+constexpr int kThreads = HcTile::kTeamThreads;
+constexpr int kCombWarp = HcTile::kWarps - 1;  // comb of the token with the block's number
+constexpr int kPostWarp = HcTile::kWarps - 2;  // post of it
 constexpr int kPreVectors = HcTile::kPreSums / 4;
 constexpr int kVectors = HcTile::kPaddedSums / 4;
 
@@ -73,7 +75,7 @@ __device__ void ExpectSums(const HcPlace& place, HcShared<kTokens>& shared) {
 template <int kTokens>
 __device__ void SendSums(int number, HcShared<kTokens>& shared) {
   constexpr int kPre = kTokens * kPreVectors;
-  static_assert(kPre * kSlices + kTokens * kVectors <= kTeamThreads);
+  static_assert(kPre * kSlices + kTokens * kVectors <= kThreads);
   const int i = static_cast<int>(threadIdx.x);
   const bool is_pre = i < kPre * kSlices;
   const int left = i - kPre * kSlices;
@@ -92,12 +94,13 @@ template <int kTokens>
 __device__ void StoreX(const HcArgs& args, const HcPlace& place, int t, const HcSlice& slice,
                        const HcSliceMemory& memory, const HcMixScale& scale,
                        const HcNormWeights& norm_weights, HcShared<kTokens>& shared) {
+  const HcChunk chunk = LoadFirstChunk(memory.Z(t, 0), memory.channels, slice.count);
   BarrierWaitCluster(&shared.sums_arrived, 0);
   const float mix = FindMix<HcTile::kPreSums>(
       args, [&](int number) { return reinterpret_cast<const float*>(shared.pre[number][t]); });
   HcCollapsed collapsed;
-  const float own =
-      CollapseSlice(args, mix, scale, slice.count, memory.Z(t, 0), memory.channels, collapsed);
+  const float own = CollapseSlice(args, mix, scale, slice.count, memory.Z(t, 0), memory.channels,
+                                  chunk, collapsed);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (lane < kSlices) {
     StoreAsync(ClusterAddress(&shared.squares[t][place.number], lane), own,
@@ -110,14 +113,35 @@ __device__ void StoreX(const HcArgs& args, const HcPlace& place, int t, const Hc
   StoreNormed(args, place.first_token + t, slice, squares, norm_weights, collapsed);
 }
 
+// What a warp does with the sums of all slices.
 template <int kTokens>
+__device__ void Finish(const HcArgs& args, const HcPlace& place, int warp, const HcSlice& slice,
+                       const HcSliceMemory& memory, const HcMixScale& scale,
+                       const HcNormWeights& norm_weights, HcShared<kTokens>& shared) {
+  static_assert(kTokens <= kPostWarp);
+  // The first warp always has a token, so a block stays until all that others write has arrived.
+  if (warp < place.num_tokens) {
+    return StoreX(args, place, warp, slice, memory, scale, norm_weights, shared);
+  }
+  if (warp < kPostWarp || place.number >= place.num_tokens) return;
+  BarrierWaitCluster(&shared.sums_arrived, 0);
+  const float mix = FindMix<HcTile::kSums>(
+      args, [&](int number) { return reinterpret_cast<const float*>(shared.all[number]); });
+  const int64_t token = place.first_token + place.number;
+  if (warp == kPostWarp) StorePost(args, token, mix, scale);
+  if (warp == kCombWarp) StoreComb(args, token, mix, scale);
+}
+
+// kChannels as in FindSlice.
+template <int kTokens, int kChannels>
 __global__ void __launch_bounds__(kThreads, 2)
     HcBoundaryKernel(const __grid_constant__ HcArgs args) {
   extern __shared__ __align__(128) uint8_t smem[];
   auto& shared = *reinterpret_cast<HcShared<kTokens>*>(smem);
-  const HcSliceMemory memory = HcSliceMemory::At(smem + sizeof(shared), args.channels);
+  const int channels = kChannels > 0 ? kChannels : args.channels;
+  const HcSliceMemory memory = HcSliceMemory::At(smem + sizeof(shared), channels);
   const HcPlace place = FindPlace<kTokens>(args);
-  const HcSlice slice = FindSlice(args, place.number);
+  const HcSlice slice = FindSlice<kChannels>(args, place.number);
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (threadIdx.x == 0) InitBarriers(shared);
   __syncthreads();
@@ -132,34 +156,29 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (kLoadsLate && threadIdx.x == 0 && slice.count > 0) {
     PrefetchBulk(args.norm_weight + slice.first, static_cast<uint32_t>(slice.count) * 2);
   }
+  HcClusterUpdate<kTokens> update(args, place.first_token, slice);
   ClusterWait();  // the others' barriers are ready
   WaitForPreviousKernel();
-  if (warp == HcTile::kWarps) {
-    if (place.number >= place.num_tokens) return;
-    BarrierWaitCluster(&shared.sums_arrived, 0);
-    const float mix = FindMix<HcTile::kSums>(
-        args, [&](int number) { return reinterpret_cast<const float*>(shared.all[number]); });
-    return StorePostAndComb(args, place.first_token + place.number, mix, scale);
-  }
-  UpdateStreams<kTokens>(args, place.first_token, slice, memory);
-  NamedBarrierSync(1, kTeamThreads);
-  AllowNextKernel();  // the streams are read (UpdateStreams): the next kernel copies its fn now
+  update.Load();
+  update.Run(memory);
+  __syncthreads();
+  AllowNextKernel();  // the streams are read (HcClusterUpdate): the next kernel copies its fn now
   BarrierWait(&shared.fn_arrived, 0);
-  MultiplySlice<kTokens>(memory, slice.count, shared.own);
+  MultiplySlice<kTokens, kChannels>(memory, slice.count, shared.own);
   if (kLoadsLate && warp < kTokens) norm_weights = LoadNormWeights(args, slice);
-  NamedBarrierSync(1, kTeamThreads);
+  __syncthreads();
   SendSums(place.number, shared);
-  // The first warp always has a token, so a block stays until all that others write has arrived.
-  if (warp < place.num_tokens) {
-    StoreX(args, place, warp, slice, memory, scale, norm_weights, shared);
-  }
+  Finish(args, place, warp, slice, memory, scale, norm_weights, shared);
 }
 
 template <int kTokens>
 void LaunchBoundary(const HcArgs& args, cudaStream_t stream) {
   const int64_t shared_bytes = static_cast<int64_t>(sizeof(HcShared<kTokens>)) +
                                HcSliceMemory::Bytes(args.channels, kTokens);
-  const auto kernel = HcBoundaryKernel<kTokens>;
+  constexpr int kFlashChannels = HcTile::kFlashChannels;
+  const auto kernel = args.hidden == kFlashChannels * kSlices
+                          ? HcBoundaryKernel<kTokens, kFlashChannels>
+                          : HcBoundaryKernel<kTokens, 0>;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(shared_bytes)));

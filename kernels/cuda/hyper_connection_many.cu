@@ -9,6 +9,7 @@
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/hc_finish.cuh"
 #include "kernels/cuda/device/hc_slice.cuh"
+#include "kernels/cuda/device/hc_update.cuh"
 #include "kernels/cuda/hyper_connection.h"
 #include "kernels/cuda/launch.h"
 
@@ -26,15 +27,18 @@ struct HcSlicesShared {
   alignas(16) uint64_t fn_arrived;
 };
 
-// HcPost and the sums of one slice, for every gridDim.x / kSlices-th turn of tokens.
+// HcPost and the sums of one slice, for every gridDim.x / kSlices-th turn of tokens. kChannels as
+// in FindSlice.
+template <int kChannels>
 __global__ void __launch_bounds__(kSliceThreads, 2)
     HcSlicesKernel(const __grid_constant__ HcArgs args) {
   extern __shared__ __align__(128) uint8_t smem[];
   auto& shared = *reinterpret_cast<HcSlicesShared*>(smem);
-  const HcSliceMemory memory = HcSliceMemory::At(smem + sizeof(shared), args.channels);
+  const int channels = kChannels > 0 ? kChannels : args.channels;
+  const HcSliceMemory memory = HcSliceMemory::At(smem + sizeof(shared), channels);
   const int number = static_cast<int>(blockIdx.x) % kSlices;
   const int rank = static_cast<int>(threadIdx.x);
-  const HcSlice slice = FindSlice(args, number);
+  const HcSlice slice = FindSlice<kChannels>(args, number);
   AllowNextKernel();
   if (threadIdx.x == 0) {
     BarrierInit(&shared.fn_arrived, 1);
@@ -42,12 +46,16 @@ __global__ void __launch_bounds__(kSliceThreads, 2)
   }
   __syncthreads();
   StartCopyOfFn(args, slice, memory, &shared.fn_arrived);
-  WaitForPreviousKernel();
+  int first = static_cast<int>(blockIdx.x) / kSlices * kTurnTokens;
   const int step = static_cast<int>(gridDim.x) / kSlices * kTurnTokens;
-  for (int first = static_cast<int>(blockIdx.x) / kSlices * kTurnTokens; first < args.num_tokens;
-       first += step) {
-    UpdateStreams<kTurnTokens>(args, first, slice, memory);
+  HcClusterUpdate<kTurnTokens> update(args, first, slice);
+  WaitForPreviousKernel();
+  update.Load();
+  for (; first < args.num_tokens; first += step) {
+    update.Run(memory);
     __syncthreads();
+    update.MoveTo(first + step);  // its loads take their time beside the products
+    update.Load();
     BarrierWait(&shared.fn_arrived, 0);
     MultiplySlice<kTurnTokens>(memory, slice.count, shared.sums);
     __syncthreads();
@@ -62,13 +70,14 @@ __global__ void __launch_bounds__(kSliceThreads, 2)
 }
 
 // What remains of one token, a warp per slice.
+template <int kChannels>
 __global__ void __launch_bounds__(kFinishThreads)
     HcFinishKernel(const __grid_constant__ HcArgs args) {
   __shared__ float squares[kSlices];
   AllowNextKernel();
   const int64_t token = blockIdx.x;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const HcSlice slice = FindSlice(args, warp);
+  const HcSlice slice = FindSlice<kChannels>(args, warp);
   const HcMixScale scale = FindScale(args);
   HcNormWeights norm_weights;
   if (warp < kSlices) norm_weights = LoadNormWeights(args, slice);
@@ -77,12 +86,15 @@ __global__ void __launch_bounds__(kFinishThreads)
       args, [&](int number) { return args.partial + (token * kSlices + number) * kPaddedSums; });
   if (warp == kSlices) {
     NamedBarrierArrive(1, kFinishThreads);
-    return StorePostAndComb(args, token, mix, scale);
+    StorePost(args, token, mix, scale);
+    __syncwarp();
+    return StoreComb(args, token, mix, scale);
   }
   HcCollapsed collapsed;
   const uint16_t* const streams = args.streams + token * args.token_stride + slice.first;
+  const HcChunk chunk = LoadFirstChunk(streams, args.stream_stride, slice.count);
   const float own =
-      CollapseSlice(args, mix, scale, slice.count, streams, args.stream_stride, collapsed);
+      CollapseSlice(args, mix, scale, slice.count, streams, args.stream_stride, chunk, collapsed);
   if (threadIdx.x % 32 == 0) squares[warp] = own;
   NamedBarrierSync(1, kFinishThreads);
   float sum = 0;
@@ -91,22 +103,30 @@ __global__ void __launch_bounds__(kFinishThreads)
   StoreNormed(args, token, slice, sum, norm_weights, collapsed);
 }
 
-}  // namespace
-
-void LaunchHcMany(const HcArgs& args, cudaStream_t stream) {
+template <int kChannels>
+void Launch(const HcArgs& args, cudaStream_t stream) {
   const int64_t shared_bytes = static_cast<int64_t>(sizeof(HcSlicesShared)) +
                                HcSliceMemory::Bytes(args.channels, kTurnTokens);
-  CUDA_CHECK(cudaFuncSetAttribute(HcSlicesKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  CUDA_CHECK(cudaFuncSetAttribute(HcSlicesKernel<kChannels>,
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(shared_bytes)));
   const int64_t turns = (args.num_tokens + kTurnTokens - 1) / kTurnTokens;
   const int64_t resident = std::max(2 * CurrentDevice().processors / kSlices, 1);
-  LaunchOverlapped(HcSlicesKernel,
+  LaunchOverlapped(HcSlicesKernel<kChannels>,
                    {.blocks = std::min(turns, resident) * kSlices,
                     .threads = kSliceThreads,
                     .shared_bytes = static_cast<int>(shared_bytes)},
                    stream, args);
-  LaunchOverlapped(HcFinishKernel, {.blocks = args.num_tokens, .threads = kFinishThreads}, stream,
-                   args);
+  LaunchOverlapped(HcFinishKernel<kChannels>,
+                   {.blocks = args.num_tokens, .threads = kFinishThreads}, stream, args);
+}
+
+}  // namespace
+
+void LaunchHcMany(const HcArgs& args, cudaStream_t stream) {
+  constexpr int kFlashChannels = HcTile::kFlashChannels;
+  if (args.hidden == kFlashChannels * kSlices) return Launch<kFlashChannels>(args, stream);
+  Launch<0>(args, stream);
 }
 
 }  // namespace lodestone::cuda

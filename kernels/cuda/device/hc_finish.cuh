@@ -37,21 +37,27 @@ __device__ float FindMix(const HcArgs& args, const Partial& partial) {
   return sum * rsqrtf(fmaf(squares, args.hidden_inverse * kStreamsInverse, args.rms_eps));
 }
 
-// post and comb of one token.
-__device__ inline void StorePostAndComb(const HcArgs& args, int64_t token, float mix,
-                                        const HcMixScale& own) {
-  constexpr int kStreams = HcTile::kStreams;
-  constexpr int kPost = HcTile::PlaceOf(kStreams);
-  constexpr int kComb = HcTile::PlaceOf(2 * kStreams);
+// post of one token.
+__device__ inline void StorePost(const HcArgs& args, int64_t token, float mix,
+                                 const HcMixScale& own) {
+  constexpr int kPost = HcTile::PlaceOf(HcTile::kStreams);
+  constexpr int kComb = HcTile::PlaceOf(2 * HcTile::kStreams);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const float scaled = mix * own.scale + own.base;
-  if (lane >= kPost && lane < kComb) {
-    args.post[token * args.post_stride + lane - kPost] = 2.0f * Sigmoid(scaled);
-  }
+  if (lane < kPost || lane >= kComb) return;
+  args.post[token * args.post_stride + lane - kPost] = 2.0f * Sigmoid(mix * own.scale + own.base);
+}
+
+// comb of one token.
+__device__ inline void StoreComb(const HcArgs& args, int64_t token, float mix,
+                                 const HcMixScale& own) {
+  constexpr int kComb = HcTile::PlaceOf(2 * HcTile::kStreams);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   Sinkhorn sinkhorn;
-  const float comb =
-      sinkhorn.Run(__shfl_down_sync(~0u, scaled, kComb), args.hc_eps, args.sinkhorn_iters);
-  if (lane < kStreams * kStreams) args.comb[token * args.comb_stride + lane] = comb;
+  const float comb = sinkhorn.Run(__shfl_down_sync(~0u, mix * own.scale + own.base, kComb),
+                                  args.hc_eps, args.sinkhorn_iters);
+  if (lane < HcTile::kStreams * HcTile::kStreams) {
+    args.comb[token * args.comb_stride + lane] = comb;
+  }
 }
 
 // u of one token and slice, kept by the lanes of a warp.
@@ -59,11 +65,32 @@ struct HcCollapsed {
   float u[HcTile::kMaxChunks][HcTile::kChunk];
 };
 
-// u = round(sum_m pre[m] * streams[m]); returns sum u^2. Stream m of the slice is at `streams` + m
-// * stride.
+// A lane's chunk of every stream.
+struct HcChunk {
+  uint4 z[HcTile::kStreams];
+};
+
+// Stream m of the slice is at `streams` + m * stride. Zeros behind the slice's channels.
+__device__ inline HcChunk LoadChunk(const uint16_t* streams, int64_t stride, int count,
+                                    int channel) {
+  HcChunk chunk = {};
+  if (channel >= count) return chunk;
+#pragma unroll
+  for (int m = 0; m < HcTile::kStreams; ++m) {
+    chunk.z[m] = *reinterpret_cast<const uint4*>(streams + m * stride + channel);
+  }
+  return chunk;
+}
+
+// A lane's first chunk: the streams do not depend on the mix, so this comes before the sums do.
+__device__ inline HcChunk LoadFirstChunk(const uint16_t* streams, int64_t stride, int count) {
+  return LoadChunk(streams, stride, count, static_cast<int>(threadIdx.x) % 32 * HcTile::kChunk);
+}
+
+// u = round(sum_m pre[m] * streams[m]); returns sum u^2. `streams` and `stride` as in LoadChunk.
 __device__ inline float CollapseSlice(const HcArgs& args, float mix, const HcMixScale& own,
                                       int count, const uint16_t* streams, int64_t stride,
-                                      HcCollapsed& collapsed) {
+                                      const HcChunk& first, HcCollapsed& collapsed) {
   constexpr int kStreams = HcTile::kStreams;
   constexpr int kChunk = HcTile::kChunk;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -76,12 +103,12 @@ __device__ inline float CollapseSlice(const HcArgs& args, float mix, const HcMix
   for (int chunk = 0; chunk < HcTile::kMaxChunks; ++chunk) {
     const int channel = (chunk * 32 + lane) * kChunk;
     if (channel >= count) continue;
+    const HcChunk packed = chunk == 0 ? first : LoadChunk(streams, stride, count, channel);
     float sums[kChunk] = {};
 #pragma unroll
     for (int m = 0; m < kStreams; ++m) {
-      const uint4 packed = *reinterpret_cast<const uint4*>(streams + m * stride + channel);
       float z[kChunk];
-      UnpackBf16(packed, z);
+      UnpackBf16(packed.z[m], z);
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) sums[i] = fmaf(pre[m], z[i], sums[i]);
     }

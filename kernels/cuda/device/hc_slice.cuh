@@ -4,8 +4,8 @@
 #include "kernels/cuda/device/hyper_connection.cuh"
 #include "kernels/cuda/hyper_connection.h"
 
-// The first half of a boundary, on one slice of the channels: HcPost and the slice's share of the
-// sums fn z and z^2. A team of HcTile::kWarps warps does it for some tokens.
+// The sums of a boundary over one slice of the channels: fn z and z^2. A team of HcTile::kWarps
+// warps does it for some tokens.
 namespace lodestone::cuda {
 
 // The channels of one slice.
@@ -13,7 +13,10 @@ struct HcSlice {
   int first, count;
 };
 
-__device__ inline HcSlice FindSlice(const HcArgs& args, int number) {
+// kChannels: HcArgs::channels where it is known and divides the hidden size; or 0.
+template <int kChannels = 0>
+__device__ HcSlice FindSlice(const HcArgs& args, int number) {
+  if constexpr (kChannels > 0) return {number * kChannels, kChannels};
   const int first = number * args.channels;
   return {first, max(0, min(args.channels, args.hidden - first))};
 }
@@ -59,92 +62,6 @@ __device__ inline void StartCopyOfFn(const HcArgs& args, const HcSlice& slice,
   }
 }
 
-// kVector bf16 numbers, loaded and stored at once.
-template <int kVector>
-struct alignas(2 * kVector) HcPacked {
-  uint32_t word[kVector / 2];
-};
-
-// HcPost of kVector channels of a token, whose streams are in z.
-template <int kVector>
-__device__ void UpdateVector(const HcArgs& args, int64_t token, const HcPacked<kVector>& y,
-                             HcPacked<kVector> (&z)[HcTile::kStreams]) {
-  constexpr int kStreams = HcTile::kStreams;
-  const auto load = [](const float* from, int i) {
-    return reinterpret_cast<const float4*>(from)[i];
-  };
-  const float4 post = load(args.old_post + token * args.old_post_stride, 0);
-  float4 comb[kStreams];  // [j] of stream j, to streams x, y, z, w
-#pragma unroll
-  for (int j = 0; j < kStreams; ++j)
-    comb[j] = load(args.old_comb + token * args.old_comb_stride, j);
-#pragma unroll
-  for (int word = 0; word < kVector / 2; ++word) {
-    float low[kStreams], high[kStreams], y_low, y_high;
-    UnpackBf16(y.word[word], y_low, y_high);
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) UnpackBf16(z[j].word[word], low[j], high[j]);
-    const auto mix = [&](float value, const float(&of)[kStreams], auto weight) {
-      float out = weight(post) * value;
-#pragma unroll
-      for (int j = 0; j < kStreams; ++j) out = fmaf(weight(comb[j]), of[j], out);
-      return out;
-    };
-    const auto both = [&](auto weight) {
-      return PackBf16(mix(y_low, low, weight), mix(y_high, high, weight));
-    };
-    z[0].word[word] = both([](const float4& of) { return of.x; });
-    z[1].word[word] = both([](const float4& of) { return of.y; });
-    z[2].word[word] = both([](const float4& of) { return of.z; });
-    z[3].word[word] = both([](const float4& of) { return of.w; });
-  }
-}
-
-// HcPost of kTokens tokens by the team (the first threads of a block): the streams of the slice, to
-// memory.z and, where they changed, back. Tokens behind the last have zeros. Once a token's are
-// read, the next kernel may start.
-template <int kTokens>
-__device__ void UpdateStreams(const HcArgs& args, int first_token, const HcSlice& slice,
-                              const HcSliceMemory& memory) {
-  constexpr int kStreams = HcTile::kStreams;
-  constexpr int kVector = kTokens > 4 ? 8 : 4;  // so that a lane has one vector at hidden 4,096
-  constexpr int kTokenWarps = 8 / kVector;
-  constexpr int kStep = 32 * kTokenWarps * kVector;
-  using Packed = HcPacked<kVector>;
-  const int rank = static_cast<int>(threadIdx.x);
-  for (int t = rank / (32 * kTokenWarps); t < kTokens; t += HcTile::kWarps / kTokenWarps) {
-    const int64_t token = first_token + t;
-    for (int channel = rank % (32 * kTokenWarps) * kVector; channel < slice.count;
-         channel += kStep) {
-      Packed z[kStreams] = {};
-      if (token < args.num_tokens) {
-        uint16_t* const streams = args.streams + token * args.token_stride + slice.first + channel;
-        Packed y = {};
-        if (args.y != nullptr) {
-          y = *reinterpret_cast<const Packed*>(args.y + token * args.y_stride + slice.first +
-                                               channel);
-        }
-#pragma unroll
-        for (int k = 0; k < kStreams; ++k) {
-          z[k] = *reinterpret_cast<const Packed*>(streams + k * args.stream_stride);
-        }
-        if (args.y != nullptr) {
-          UpdateVector<kVector>(args, token, y, z);
-          AllowNextKernel();
-#pragma unroll
-          for (int k = 0; k < kStreams; ++k) {
-            *reinterpret_cast<Packed*>(streams + k * args.stream_stride) = z[k];
-          }
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < kStreams; ++k) {
-        *reinterpret_cast<Packed*>(memory.Z(t, k) + channel) = z[k];
-      }
-    }
-  }
-}
-
 // Sums of a slice, by pair of streams; those of a pair in the order of HcTile::PlaceOf.
 template <int kTokens>
 struct HcStreamSums {
@@ -165,23 +82,27 @@ __device__ inline float Dot(const float4& a, const float4& b, float sum) {
 }
 
 // fn z and z^2 of the slice. A warp of the team has kRows rows of fn and two of the streams; lanes
-// have four channels at a time.
-template <int kTokens>
+// have four channels at a time. kChannels as in FindSlice: known, the steps are one run of
+// instructions, in which loads come early.
+template <int kTokens, int kChannels = 0>
 __device__ void MultiplySlice(const HcSliceMemory& memory, int count, HcStreamSums<kTokens>& sums) {
   constexpr int kRows = HcTile::kRows;
   constexpr int kRowGroups = HcTile::kRowGroups;
   constexpr int kSquares = (kTokens + kRowGroups - 1) / kRowGroups;
+  constexpr int kProducts = kTokens * kRows;
+  constexpr int kUnroll = kChannels > 0 ? 8 : 1;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int group = warp % kRowGroups;
   const int pair = warp / kRowGroups;
-  constexpr int kProducts = kTokens * kRows;
   float acc[kProducts + kSquares] = {};
   float squares[kSquares] = {};  // of tokens `group`, `group` + kRowGroups, ...
-#pragma unroll 1
+#pragma unroll kUnroll
   for (int stream = 2 * pair; stream < 2 * pair + 2; ++stream) {
-#pragma unroll 1
-    for (int channel = 4 * lane; channel < count; channel += 128) {
+#pragma unroll kUnroll
+    for (int first = 0; first < count; first += 128) {
+      const int channel = first + 4 * lane;
+      if (channel >= count) break;
       float4 z[kTokens];
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {

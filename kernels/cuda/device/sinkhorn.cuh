@@ -13,8 +13,8 @@ struct Sinkhorn {
   float a[kSize][kSize];
   float rows[kSize];     // what rows and columns were divided by in all, each up to a factor
   float columns[kSize];  // common to all four
-  float ratio;           // one over the product of the two factors
-  float eps_ratio;       // eps / ratio
+  float off;             // 1 - off: one over the product of the two factors
+  float eps_ratio;       // eps / (1 - off), within 2^-9 of it
 
   // Within 1/8 of one over x, of 2^-125 to 2^125: the exponent changes its sign.
   static __device__ float RoughInverse(float x) {
@@ -24,7 +24,8 @@ struct Sinkhorn {
   // One pass: divides by the sums over what `from` belongs to. With q[k] = 1 / from[k] it would be
   //   to[j] = sum_k a(j, k) q[k] + eps to[j].
   // Instead q[k] is the product of the other three of `from`, made about 1 / from[k] by one rough
-  // inverse of the product of all four; what `ratio` that is off by is known and cancels.
+  // inverse of the product of all four; what that is off by is known and cancels. Only eps needs
+  // one over it, for which the first terms of its series do.
   template <typename Element>
   __device__ void Divide(float eps, const float (&from)[kSize], float (&to)[kSize],
                          const Element& element) {
@@ -32,6 +33,7 @@ struct Sinkhorn {
     const float high = from[2] * from[3];
     const float all = low * high;
     const float inverse = RoughInverse(all);
+    off = fmaf(-inverse, all, 1.0f);
     const float kept = inverse * (all * eps_ratio);
     const float low_part = low * inverse;
     const float high_part = high * inverse;
@@ -39,11 +41,11 @@ struct Sinkhorn {
                             from[2] * low_part};
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
-      to[j] = fmaf(element(j, 0), q[0], fmaf(element(j, 1), q[1], kept * to[j])) +
-              fmaf(element(j, 2), q[2], element(j, 3) * q[3]);
+      to[j] *= kept;
+#pragma unroll
+      for (int k = 0; k < kSize; ++k) to[j] = fmaf(element(j, k), q[k], to[j]);
     }
-    ratio = inverse * all;
-    eps_ratio = eps * Reciprocal(ratio);
+    eps_ratio = fmaf(eps, fmaf(off, off, off), eps);
   }
 
   // comb nearly doubly stochastic (spec 6.1), by a warp: lane i < 16 has element i of the scaled
@@ -65,7 +67,7 @@ struct Sinkhorn {
       rows[k] = 1.0f;
       columns[k] = ((a[0][k] + a[1][k]) + (a[2][k] + a[3][k])) + eps;
     }
-    ratio = 1.0f;
+    off = 0.0f;
     eps_ratio = eps;
 #pragma unroll 1
     for (int iter = 1; iter < iters; ++iter) {
@@ -73,12 +75,11 @@ struct Sinkhorn {
       Divide(eps, rows, columns, [&](int j, int k) { return a[k][j]; });
     }
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    float divisor = 1.0f;
-#pragma unroll
-    for (int i = 0; i < kSize * kSize; ++i) {
-      if (lane == i) divisor = rows[i / kSize] * columns[i % kSize];
-    }
-    return own * ratio * Reciprocal(divisor);
+    const auto choose = [](const float(&of)[kSize], int i) {
+      return i < 2 ? (i == 0 ? of[0] : of[1]) : (i == 2 ? of[2] : of[3]);
+    };
+    const float divisor = choose(rows, lane / kSize % kSize) * choose(columns, lane % kSize);
+    return own * (1.0f - off) * Reciprocal(divisor);
   }
 };
 
