@@ -115,13 +115,15 @@ void DecodeLink::HandleOpen(const LinkOpen& open) {
   if (!key.ok()) return Refuse(key.status());
   reader_ = listener.Open(*key);
   state_ = State::kAccepted;
+  if (listener.takes_early_bytes()) early_slots_ = terms_.spare_early_slots(transport_);
   ToPrefill reply;
   reply.accept = LinkAccept{.decode_instance = terms_.instance,
                             .data_port = listener.port(),
                             .session_key = *std::move(key),
                             .slot_bytes = std::min(terms_.slot_bytes, open.max_slot_bytes),
                             .slots = terms_.slots_per_link,
-                            .transport = std::string(listener.name())};
+                            .transport = std::string(listener.name()),
+                            .early_slots = early_slots_};
   control_->Send(std::move(reply));
 }
 
@@ -144,9 +146,25 @@ void DecodeLink::TakeOffers(std::vector<Offer>& offers) {
                                                    unanswered, " are not answered, limit is ",
                                                    terms_.slots_per_link)));
     }
+    if (offer.early) {
+      if (absl::Status wrong = CheckEarly(offer); !wrong.ok()) return Kill(wrong);
+      early_offers_.insert(offer.link_seq);
+    }
     ++last_seq_;
     queue_.push_back(std::move(offer));
   }
+}
+
+// Its bytes must be taken, whatever they are.
+absl::Status DecodeLink::CheckEarly(const Offer& offer) const {
+  if (std::ssize(early_offers_) >= early_slots_) {
+    return absl::InternalError(absl::StrCat("early offer ", offer.link_seq, " comes while ",
+                                            early_offers_.size(), " are not answered, limit is ",
+                                            early_slots_));
+  }
+  if (offer.bytes >= 1 && offer.bytes <= terms_.slot_bytes) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("early offer ", offer.link_seq, " has ", offer.bytes,
+                                          " bytes, a slot has ", terms_.slot_bytes));
 }
 
 void DecodeLink::HandleSlotEvent(const SlotEvent& event) {
@@ -192,6 +210,7 @@ bool DecodeLink::HasOffersOf(LeaseId lease) const {
 void DecodeLink::Grant(Granted granted, std::span<std::byte> slot_bytes) {
   const uint64_t link_seq = granted.offer.link_seq;
   granted.since = clock_->Now();
+  if (granted.offer.early) ++early_held_;
   granted_.push_back(std::move(granted));
   reader_->Expect(link_seq, slot_bytes);
   Answer(link_seq, OfferVerdict::kReady, "");
@@ -208,6 +227,7 @@ std::optional<DecodeLink::Granted> DecodeLink::TakeArrived() {
 
 void DecodeLink::Answer(uint64_t link_seq, OfferVerdict verdict, std::string detail) {
   if (state_ == State::kDead) return;
+  if (verdict != OfferVerdict::kReady && early_offers_.erase(link_seq) > 0) --early_held_;
   ToPrefill reply;
   reply.offers.push_back({link_seq, verdict, std::move(detail)});
   control_->Send(std::move(reply));

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +27,8 @@ struct DecodeTerms {
   LayoutDescriptor layout;
   int64_t slot_bytes = 0;
   int32_t slots_per_link = 0;
+  // How many slots can be kept free for the early offers of one more link over that listener.
+  std::function<int32_t(size_t transport)> spare_early_slots = {};
 };
 
 // The place in `listeners` of the first offered transport that one of them has and that can come
@@ -41,13 +45,15 @@ absl::StatusOr<size_t> CheckLinkOpen(const DecodeTerms& terms,
 //
 // Offers: queued -> granted -> arrived -> answered. Invariants: link_seq ascends by 1, a repeated
 // number is dropped, a gap kills the link; slots are granted, filled and answered in that order; no
-// more than `slots_per_link` offers are unanswered, one more kills the link.
+// more than `slots_per_link` offers are unanswered, one more kills the link. Bytes of an early
+// offer may be on their way already: it is always granted, into a slot kept free for it.
 class DecodeLink {
  public:
   struct Granted {
     Offer offer = {};
     int slot = -1;
     std::vector<RowRun> runs = {};  // of the lease's cache: look the lease up before use
+    absl::Status unfit = {};        // not OK: an early offer whose bytes go nowhere
     TimePoint since{};
   };
 
@@ -73,6 +79,8 @@ class DecodeLink {
   std::deque<Offer>& queue() { return queue_; }  // not granted yet, oldest first
   int num_granted() const { return static_cast<int>(granted_.size()); }
   int max_granted() const { return terms_.slots_per_link; }
+  // Slots to be kept free for it.
+  int num_early_free() const { return early_slots_ - early_held_; }
   bool HasOffersOf(LeaseId lease) const;
 
   // `slot_bytes` has exactly the bytes of the offer and is the link's until TakeArrived or
@@ -96,6 +104,7 @@ class DecodeLink {
   void HandleOpen(const LinkOpen& open);
   void Refuse(const absl::Status& why);
   void TakeOffers(std::vector<Offer>& offers);
+  absl::Status CheckEarly(const Offer& offer) const;
   void HandleSlotEvent(const SlotEvent& event);
   void CheckDeadlines();
 
@@ -118,6 +127,9 @@ class DecodeLink {
   std::deque<Granted> granted_;
   uint64_t arrived_seq_ = 0;  // all grants up to this one have their bytes
   TimePoint last_arrival_{};
+  int32_t early_slots_ = 0;
+  int32_t early_held_ = 0;           // granted to early offers
+  std::set<uint64_t> early_offers_;  // not answered yet
 };
 
 }  // namespace lodestone

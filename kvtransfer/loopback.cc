@@ -81,6 +81,7 @@ struct Context {
   Clock* clock = nullptr;
   std::chrono::nanoseconds dead_after{};
   LoopbackFaults* faults = nullptr;
+  const bool* takes_early_bytes = nullptr;
 };
 
 template <typename Out, typename In>
@@ -194,7 +195,8 @@ class Reader final : public SlotReader {
       connected_ = true;
       return SlotEvent{.kind = SlotEvent::Kind::kConnected};
     }
-    if (!wire_->silent_since) {
+    const bool waits = expected_.empty() && *context_.takes_early_bytes;
+    if (!wire_->silent_since && !waits) {
       if (std::optional<SlotFrame> frame = wire_->frames.Pop(context_.clock->Now())) {
         return Take(*frame);
       }
@@ -266,6 +268,7 @@ class LoopbackNetwork::Endpoint final : public ControlAcceptor, public DataListe
   }
 
   std::string_view name() const override { return kName; }
+  bool takes_early_bytes() const override { return *context_.takes_early_bytes; }
   int port() const override { return 0; }
   std::unique_ptr<SlotReader> Open(const std::string& session_key) override {
     auto wire = std::make_shared<Wire>();
@@ -301,6 +304,7 @@ class LoopbackNetwork::Dialer final : public ControlDialer, public DataDialer {
     return network_->endpoint(address).Dial();
   }
   std::string_view name() const override { return kName; }
+  bool takes_early_bytes() const override { return *context_.takes_early_bytes; }
   std::unique_ptr<SlotWriter> Connect(const std::string& /*host*/, int /*port*/,
                                       const std::string& session_key) override {
     std::shared_ptr<Wire> wire;
@@ -318,7 +322,8 @@ class LoopbackNetwork::Dialer final : public ControlDialer, public DataDialer {
 LoopbackNetwork::LoopbackNetwork(Clock* clock, std::chrono::nanoseconds dead_after)
     : clock_(clock),
       dead_after_(dead_after),
-      dialer_(std::make_unique<Dialer>(this, Context{clock, dead_after, &faults})) {}
+      dialer_(std::make_unique<Dialer>(this, Context{clock, dead_after, &faults,
+                                                     &takes_early_bytes})) {}
 LoopbackNetwork::~LoopbackNetwork() = default;
 
 ControlDialer* LoopbackNetwork::dialer() { return dialer_.get(); }
@@ -331,7 +336,8 @@ DataListener* LoopbackNetwork::listener(const std::string& address) { return &en
 LoopbackNetwork::Endpoint& LoopbackNetwork::endpoint(const std::string& address) {
   std::unique_ptr<Endpoint>& endpoint = endpoints_[address];
   if (endpoint == nullptr) {
-    endpoint = std::make_unique<Endpoint>(Context{clock_, dead_after_, &faults});
+    endpoint = std::make_unique<Endpoint>(Context{clock_, dead_after_, &faults,
+                                                  &takes_early_bytes});
   }
   return *endpoint;
 }

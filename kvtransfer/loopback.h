@@ -49,6 +49,8 @@ class LoopbackNetwork {
   ~LoopbackNetwork();
 
   LoopbackFaults faults;
+  // Bytes wait for their grant, as over NCCL, instead of breaking the connection.
+  bool takes_early_bytes = false;
 
   // For any number of senders.
   ControlDialer* dialer();

@@ -33,6 +33,7 @@ struct Offer {
   int64_t num_rows = 0;
   int64_t bytes = 0;
   Manifest kinds{};
+  bool early = false;  // its bytes follow without READY
 };
 
 // A further choice of a request, which decode starts as a copy of the sequence handed over.

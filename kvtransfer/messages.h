@@ -16,8 +16,8 @@ namespace lodestone {
 
 // One more with every change that the other end has to know of: of messages, frames or their order.
 // Both ends must have the same. 3: a hand-off follows the last offer, not its commit.
-// 4: its tokens have a fixed size.
-inline constexpr int kLinkWireVersion = 4;
+// 4: its tokens have a fixed size. 5: early offers.
+inline constexpr int kLinkWireVersion = 5;
 
 // First message of a link, from prefill.
 struct LinkOpen {
@@ -37,6 +37,7 @@ struct LinkAccept {
   int64_t slot_bytes = 0;   // largest offer taken
   int32_t slots = 0;        // offers that may be outstanding
   std::string transport;    // the name of the one that the link runs over
+  int32_t early_slots = 0;  // kept free for early offers: so many may be unanswered
 };
 
 enum class OfferVerdict : uint8_t {

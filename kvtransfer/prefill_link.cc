@@ -10,6 +10,7 @@
 namespace lodestone {
 
 using Event = PrefillLinkEvent;
+using std::chrono::milliseconds;
 
 PrefillLink::PrefillLink(Identity identity, LinkOpen open, const LinkTimes& times, Clock* clock,
                          ControlDialer* control, std::span<DataDialer* const> dialers,
@@ -91,13 +92,15 @@ void PrefillLink::HandleAccept(const LinkAccept& accept) {
   }
   const bool sane = accept.session_key.size() == (*chosen)->session_key_bytes() &&
                     accept.slot_bytes > 0 && accept.slots > 0 && accept.data_port >= 0 &&
-                    accept.data_port <= 65535;
+                    accept.data_port <= 65535 && accept.early_slots >= 0;
   if (!sane) {
     return Kill(absl::InternalError(absl::StrCat(
         "accept has a key of ", accept.session_key.size(), " bytes, slots of ", accept.slot_bytes,
-        " bytes, ", accept.slots, " slots, port ", accept.data_port)));
+        " bytes, ", accept.slots, " slots, ", accept.early_slots, " early, port ",
+        accept.data_port)));
   }
   accept_ = accept;
+  if ((*chosen)->takes_early_bytes()) early_slots_ = accept.early_slots;
   state_ = State::kConnecting;
   transport_ = static_cast<size_t>(chosen - dialers_.begin());
   writer_ =
@@ -109,6 +112,7 @@ void PrefillLink::HandleVerdict(const OfferReply& reply, std::vector<Event>& eve
   if (found == offers_.end() || found->second.ended) return;  // a repeated answer
   Outstanding& offer = found->second;
   if (reply.verdict == OfferVerdict::kReady) {
+    offer.ready = true;
     events.push_back({.kind = Event::Kind::kBound, .lease = offer.lease});
     if (offer.state == OfferState::kOffered) StartWriting(reply.link_seq, offer);
     return;
@@ -197,7 +201,9 @@ absl::Status PrefillLink::CheckOffers(TimePoint now) const {
     if (offer.state == OfferState::kWriting) {
       bytes_in_flight += static_cast<int64_t>(offer.bytes.size());
       const auto age = now - std::max(offer.since, last_write_);
-      const auto limit = times_.MoveLimit(bytes_in_flight);
+      // Before READY the peer's loop may be in a step.
+      const auto limit = times_.MoveLimit(bytes_in_flight) +
+                         (offer.early && !offer.ready ? times_.answer : milliseconds(0));
       if (age <= limit) continue;
       return absl::UnavailableError(absl::StrCat("stalled: bytes of offer ", seq,
                                                  " have not moved ", AgeAndLimit(age, limit)));
@@ -210,15 +216,40 @@ absl::Status PrefillLink::CheckOffers(TimePoint now) const {
   return absl::OkStatus();
 }
 
-void PrefillLink::SendOffer(Offer offer, int slot, std::span<const std::byte> bytes) {
+void PrefillLink::SendOffer(Offer offer, int slot, std::span<const std::byte> bytes,
+                            bool may_be_early) {
   CHECK(up());
-  offer.link_seq = ++last_seq_;
-  offers_[offer.link_seq] = {
-      .lease = offer.lease, .slot = slot, .bytes = bytes, .since = clock_->Now()};
+  const bool early = may_be_early && MayBeEarly();
+  const uint64_t link_seq = ++last_seq_;
+  offer.link_seq = link_seq;
+  offer.early = early;
+  offers_[link_seq] = {.lease = offer.lease,
+                       .slot = slot,
+                       .bytes = bytes,
+                       .since = clock_->Now(),
+                       .early = early};
   if (absl::Status fault = FAILPOINT("kvtransfer.offer"); !fault.ok()) return Kill(fault);
   ToDecode message;
   message.offers.push_back(std::move(offer));
   control_->Send(std::move(message));
+  if (early) StartWriting(link_seq, offers_.at(link_seq));
+}
+
+// An early offer comes after offers that are all granted: those whose bytes are not on their way
+// have to be before it on the transport.
+bool PrefillLink::MayBeEarly() const {
+  int unanswered = 0;
+  for (const auto& [seq, offer] : offers_) {
+    if (offer.state == OfferState::kOffered) return false;
+    if (offer.early && !offer.ended) ++unanswered;
+  }
+  return unanswered < early_slots_;
+}
+
+bool PrefillLink::AwaitsPeer() const {
+  return std::any_of(offers_.begin(), offers_.end(), [](const auto& entry) {
+    return entry.second.early && !entry.second.ready && !entry.second.ended;
+  });
 }
 
 void PrefillLink::SendHandoff(Handoff handoff) {

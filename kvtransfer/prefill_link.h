@@ -42,8 +42,9 @@ struct PrefillLinkEvent {
 //   opening -> connecting -> up -> dead        (dead from every state)
 //
 // An offer: offered -> (READY) writing -> written -> ended; SKIP and CORRUPT end it from offered
-// too. Invariants: link_seq ascends by 1; a slot is reported free only after its offer has its
-// verdict and its bytes have left (a slot has two owners: the offer and the writer).
+// too. An early one is writing at once (LinkAccept::early_slots). Invariants: link_seq ascends by
+// 1; a slot is reported free only after its offer has its verdict and its bytes have left (a slot
+// has two owners: the offer and the writer).
 class PrefillLink {
  public:
   struct Identity {
@@ -72,11 +73,14 @@ class PrefillLink {
   bool transport_failed() const { return transport_failed_; }
   int max_outstanding() const { return accept_.slots; }
   int num_outstanding() const { return static_cast<int>(offers_.size()); }
+  // Bytes are on their way that decode has not said it is ready for.
+  bool AwaitsPeer() const;
 
   // REQUIRES of these: up(). PrepareOffer: one follows soon. `bytes` lie in `slot`, which is the
   // link's until kSlotFree.
   void PrepareOffer() { writer_->Prepare(); }
-  void SendOffer(Offer offer, int slot, std::span<const std::byte> bytes);
+  // With `may_be_early` and a slot that decode keeps free for it, the bytes follow at once.
+  void SendOffer(Offer offer, int slot, std::span<const std::byte> bytes, bool may_be_early);
   void SendHandoff(Handoff handoff);
   void SendCancel(LeaseId lease, std::string_view reason);
   void NameLeases(std::vector<LeaseId> leases);
@@ -98,6 +102,8 @@ class PrefillLink {
     std::span<const std::byte> bytes = {};
     OfferState state = OfferState::kOffered;
     TimePoint since{};   // of the state
+    bool early = false;  // written without READY
+    bool ready = false;  // has it
     bool ended = false;  // has its verdict; only the writer still holds the slot
   };
 
@@ -105,6 +111,7 @@ class PrefillLink {
   void HandleAccept(const LinkAccept& accept);
   void HandleVerdict(const OfferReply& reply, std::vector<PrefillLinkEvent>& events);
   void StartWriting(uint64_t link_seq, Outstanding& offer);
+  bool MayBeEarly() const;
   void HandleSlotEvent(const SlotEvent& event, std::vector<PrefillLinkEvent>& events);
   void CheckDeadlines();
   absl::Status CheckOffers(TimePoint now) const;
@@ -125,6 +132,7 @@ class PrefillLink {
   bool transport_failed_ = false;
   std::unique_ptr<SlotWriter> writer_;
   LinkAccept accept_;
+  int early_slots_ = 0;
   uint64_t last_seq_ = 0;
   std::map<uint64_t, Outstanding> offers_;
   // Sent, not answered; when that was, or when the last offer of the lease was committed.

@@ -60,6 +60,7 @@ void SetOffer(const Offer& offer, v1::Offer* proto) {
   proto->set_num_rows(offer.num_rows);
   proto->set_bytes(offer.bytes);
   SetManifest(offer.kinds, proto->mutable_kinds());
+  proto->set_early(offer.early);
 }
 
 absl::StatusOr<Offer> ParseOffer(const v1::Offer& proto) {
@@ -71,7 +72,8 @@ absl::StatusOr<Offer> ParseOffer(const v1::Offer& proto) {
               .final = proto.final(),
               .first_row = proto.first_row(),
               .num_rows = proto.num_rows(),
-              .bytes = proto.bytes()};
+              .bytes = proto.bytes(),
+              .early = proto.early()};
   if (offer.from_tokens < 0) return Negative("from_tokens", offer.from_tokens);
   if (offer.to_tokens < 0) return Negative("to_tokens", offer.to_tokens);
   if (offer.first_row < 0) return Negative("first_row", offer.first_row);
@@ -241,6 +243,7 @@ v1::LinkReply ToProto(const ToPrefill& message) {
     accept->set_slot_bytes(message.accept->slot_bytes);
     accept->set_slots(message.accept->slots);
     accept->set_transport(message.accept->transport);
+    accept->set_early_slots(message.accept->early_slots);
   }
   if (!message.refuse.ok()) *proto.mutable_refuse() = ToProto(message.refuse);
   for (const OfferReply& reply : message.offers) {
@@ -270,7 +273,8 @@ absl::StatusOr<ToPrefill> FromProto(const v1::LinkReply& proto) {
                                 .session_key = proto.accept().session_key(),
                                 .slot_bytes = proto.accept().slot_bytes(),
                                 .slots = proto.accept().slots(),
-                                .transport = proto.accept().transport()};
+                                .transport = proto.accept().transport(),
+                                .early_slots = proto.accept().early_slots()};
   }
   message.refuse = FromProto(proto.refuse());
   for (const v1::OfferResult& entry : proto.offers()) {

@@ -22,6 +22,9 @@ constexpr std::chrono::seconds kLooksIdle{10};
 constexpr std::chrono::seconds kRefusalMemory{60};
 // Streams open at once; more are refused by not being accepted, and time out at the peer.
 constexpr size_t kMaxLinks = 256;
+// Slots that a link's first offers find without asking: enough for the way there and back of a
+// grant. Never more than a quarter of all for one link, or half for all.
+constexpr int kEarlySlots = 3;
 
 absl::Status OutOfOrder(const Offer& offer, std::string_view what, int64_t have, int64_t got) {
   return absl::DataLossError(absl::StrCat("offer ", offer.link_seq, " is out of order: ",
@@ -53,7 +56,8 @@ SlotReceiver::SlotReceiver(ReceiverOptions options, std::vector<StagingSlots> sl
       terms_{.instance = options_.instance.ToString(),
              .layout = options_.layout,
              .slot_bytes = options_.slot_bytes,
-             .slots_per_link = std::max(1, options_.num_slots / 2)},
+             .slots_per_link = std::max(1, options_.num_slots / 2),
+             .spare_early_slots = [this](size_t transport) { return SpareEarlySlots(transport); }},
       metrics_(options_.metrics),
       slots_(std::move(slots)),
       tombstones_(options_.times.tombstone) {}
@@ -211,6 +215,10 @@ bool SlotReceiver::GrantNext(DecodeLink& link, HandoffTarget& target) {
   if (!link.up() || link.queue().empty() || !device_.ok()) return false;
   StagingSlots& slots = slots_[link.transport()];
   const Offer& offer = link.queue().front();
+  if (offer.early) {
+    GrantEarly(link, target);
+    return true;
+  }
   Incoming* incoming = Find(link, offer.lease);
   if (incoming == nullptr) {
     link.Answer(offer.link_seq, OfferVerdict::kSkip, "the lease has ended");
@@ -218,6 +226,7 @@ bool SlotReceiver::GrantNext(DecodeLink& link, HandoffTarget& target) {
     return true;
   }
   if (link.num_granted() + NumScattering(link) >= link.max_granted()) return false;
+  if (slots.num_free() <= NumPromised(link.transport())) return false;
   const std::optional<int> slot = slots.Take();
   if (!slot) return false;
   absl::StatusOr<std::vector<RowRun>> runs = RowsOf(offer, *incoming, target);
@@ -239,6 +248,41 @@ bool SlotReceiver::GrantNext(DecodeLink& link, HandoffTarget& target) {
   const auto bytes = slots.bytes(*slot).first(static_cast<size_t>(granted.bytes));
   link.Grant({.offer = std::move(granted), .slot = *slot, .runs = *std::move(runs)}, bytes);
   return true;
+}
+
+void SlotReceiver::GrantEarly(DecodeLink& link, HandoffTarget& target) {
+  StagingSlots& slots = slots_[link.transport()];
+  DecodeLink::Granted granted{.offer = std::move(link.queue().front())};
+  link.queue().pop_front();
+  const std::optional<int> slot = slots.Take();
+  CHECK(slot.has_value()) << "a slot that was kept free for offer " << granted.offer.link_seq;
+  granted.slot = *slot;
+  Incoming* incoming = Find(link, granted.offer.lease);
+  absl::StatusOr<std::vector<RowRun>> runs = absl::NotFoundError("the lease has ended");
+  if (incoming != nullptr) runs = RowsOf(granted.offer, *incoming, target);
+  if (absl::Status fault = FAILPOINT("kvtransfer.grant"); runs.ok() && !fault.ok()) runs = fault;
+  if (runs.ok()) {
+    granted.runs = *std::move(runs);
+  } else {
+    granted.unfit = runs.status();
+  }
+  const auto bytes = slots.bytes(*slot).first(static_cast<size_t>(granted.offer.bytes));
+  link.Grant(std::move(granted), bytes);
+}
+
+int SlotReceiver::NumPromised(size_t transport) const {
+  int promised = 0;
+  for (const auto& link : links_) {
+    if (link->status().ok() && link->transport() == transport) promised += link->num_early_free();
+  }
+  return promised;
+}
+
+int32_t SlotReceiver::SpareEarlySlots(size_t transport) const {
+  const int most = std::min(kEarlySlots, options_.num_slots / 4);
+  const int promised = NumPromised(transport);
+  return std::max(0, std::min({most, slots_[transport].num_free() - promised,
+                               options_.num_slots / 2 - promised}));
 }
 
 absl::StatusOr<std::vector<RowRun>> SlotReceiver::RowsOf(const Offer& offer, Incoming& incoming,
@@ -308,8 +352,14 @@ absl::Status SlotReceiver::BeginSection(const Offer& offer, const SequenceCache&
 void SlotReceiver::Scatter(DecodeLink& link, DecodeLink::Granted granted, HandoffTarget& target) {
   const Offer& offer = granted.offer;
   StagingSlots& slots = slots_[link.transport()];
+  const bool unfit = !granted.unfit.ok() && !absl::IsNotFound(granted.unfit);
+  if (unfit && Find(link, offer.lease) != nullptr) {
+    slots.GiveBack(granted.slot);
+    link.Answer(offer.link_seq, OfferVerdict::kCorrupt, std::string(granted.unfit.message()));
+    return Fail(offer.lease, granted.unfit, target);
+  }
   // The lease may have ended while the bytes were on their way: its rows are somebody else's now.
-  const bool alive = Find(link, offer.lease) != nullptr &&
+  const bool alive = granted.unfit.ok() && Find(link, offer.lease) != nullptr &&
                      target.CacheFor(offer.lease, offer.to_tokens).ok();
   if (!alive) {
     slots.GiveBack(granted.slot);

@@ -77,6 +77,11 @@ class SlotReceiver final : public Receiver {
   void ReapClosedLinks();
 
   bool GrantNext(DecodeLink& link, HandoffTarget& target);
+  // An early offer, whose bytes are received in any case.
+  void GrantEarly(DecodeLink& link, HandoffTarget& target);
+  // Slots that offers of links over it may not take, since they are promised to early ones.
+  int NumPromised(size_t transport) const;
+  int32_t SpareEarlySlots(size_t transport) const;
   // The rows that an offer's bytes go into. NOT_FOUND: the lease is gone; DATA_LOSS: the offer does
   // not continue the canonical order or its counts are not those of its rows.
   absl::StatusOr<std::vector<RowRun>> RowsOf(const Offer& offer, Incoming& incoming,

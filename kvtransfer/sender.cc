@@ -405,8 +405,16 @@ void SlotSender::SendPacked(Packing packed, const RowDigests& digests) {
   metrics_.AddBytes(link->pair(), offer.kinds);
   Accumulate(offer.kinds, lease->second.totals);
   const auto bytes = slots.bytes(packed.slot).first(static_cast<size_t>(offer.bytes));
-  link->SendOffer(std::move(offer), packed.slot, bytes);
+  link->SendOffer(std::move(offer), packed.slot, bytes, NobodyElseIsAwaited(packed.decode));
   if (options_.data[packed.transport]->slots_on_device()) last_news_ = options_.clock->Now();
+}
+
+// Bytes that wait for a peer take multiprocessors meanwhile: of one link at a time.
+bool SlotSender::NobodyElseIsAwaited(const InstanceId& decode) const {
+  return std::none_of(peers_.begin(), peers_.end(), [&decode](const auto& entry) {
+    const PrefillLink* link = entry.second.link.get();
+    return entry.first != decode && link != nullptr && link->up() && link->AwaitsPeer();
+  });
 }
 
 // Null if it is not that link any more.

@@ -105,6 +105,7 @@ class SlotSender final : public Sender {
   bool OfferPacked();
   void SendPacked(Packing packed, const RowDigests& digests);
   PrefillLink* LinkOf(const Packing& packing);
+  bool NobodyElseIsAwaited(const InstanceId& decode) const;
   int NumPacking(const InstanceId& decode, uint64_t epoch) const;
   std::vector<TransportOffer> Offerable(const Peer& peer) const;
   bool AvoidTransportOf(Peer& peer);

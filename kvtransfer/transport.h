@@ -71,6 +71,8 @@ class DataTransport {
   virtual std::string_view name() const = 0;  // as in LinkOpen.transports
   // Slots lie in memory of the worker's GPU; else in memory of its host.
   virtual bool slots_on_device() const { return false; }
+  // Bytes may be written before the other end expects them: they wait for it.
+  virtual bool takes_early_bytes() const { return false; }
   virtual std::string place() const { return ""; }
   // Not OK, for good: it holds memory that it cannot give back, and the process must end.
   virtual absl::Status health() const { return absl::OkStatus(); }

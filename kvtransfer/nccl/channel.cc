@@ -216,6 +216,7 @@ bool Channel::TakePassed() {
 }
 
 void Channel::IssueWaiting() {
+  if (num_in_flight_ >= kEnoughInFlight && jobs_.size() < options_.max_group) return;
   while (num_in_flight_ + issuing_.size() < kMaxInFlight && issuing_.size() < options_.max_group) {
     const std::optional<Job> job = jobs_.TryPop();
     if (!job) break;

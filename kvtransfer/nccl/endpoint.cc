@@ -19,6 +19,10 @@ constexpr std::chrono::milliseconds kIdleSlice{20};
 constexpr std::chrono::milliseconds kSpinFor{5};
 constexpr int kPauses = 16;
 constexpr std::chrono::microseconds kSpunSlice{50};
+// Nobody waits for a slot that has left; what has arrived is to be scattered at once, and the gaps
+// between receives are hidden by NCCL's buffers.
+constexpr size_t kMaxSendGroup = 4;
+constexpr size_t kMaxReceiveGroup = 1;
 constexpr std::chrono::seconds kAbortLimit{5};
 // Beyond kAbortLimit: ncclCommAbort itself has not returned.
 constexpr std::chrono::seconds kAbortGrace{2};
@@ -101,12 +105,13 @@ std::shared_ptr<Channel> Endpoint::Open(const UniqueId& id) {
     return Channel::Refused(absl::ResourceExhaustedError(
         absl::StrCat("NCCL links: ", options_.max_links, " are open, which is the limit")));
   }
+  const size_t best_group = options_.side == Side::kPrefill ? kMaxSendGroup : kMaxReceiveGroup;
   Channel::Options options{.api = api_,
                            .device = options_.device,
                            .side = options_.side,
                            .id = id,
                            .ctas = options_.ctas,
-                           .max_group = options_.max_group,
+                           .max_group = options_.max_group > 0 ? options_.max_group : best_group,
                            .times = options_.times,
                            .wake = options_.wake};
   const int warm_up = free_warm_ups_.back();

@@ -26,7 +26,8 @@ struct EndpointOptions {
   // (measured on H200, NVLink).
   int ctas = 8;
   int max_links = 16;
-  size_t max_group = 2;  // as in Channel::Options
+  // As in Channel::Options; 0: what is best for the side.
+  size_t max_group = 0;
   LinkTimes times = {};
   std::function<void()> wake = {};  // called from the threads here when a Poll has something new
 

@@ -22,6 +22,7 @@ class Dialer final : public DataDialer {
       : owned_(std::move(endpoint)), endpoint_(owned_.get()) {}
   std::string_view name() const override { return kTransportName; }
   bool slots_on_device() const override { return true; }
+  bool takes_early_bytes() const override { return true; }
   std::string place() const override { return endpoint_->gpu(); }
   absl::Status health() const override { return endpoint_->health(); }
   size_t session_key_bytes() const override { return kUniqueIdBytes; }
@@ -42,6 +43,7 @@ class Listener final : public DataListener {
       : owned_(std::move(endpoint)), endpoint_(owned_.get()) {}
   std::string_view name() const override { return kTransportName; }
   bool slots_on_device() const override { return true; }
+  bool takes_early_bytes() const override { return true; }
   std::string place() const override { return endpoint_->gpu(); }
   absl::Status health() const override { return endpoint_->health(); }
   // NCCL wants a GPU per rank.

@@ -64,7 +64,8 @@ TEST(ProtoConvertTest, RequestComesBackAsItWent) {
                             .first_row = 7,
                             .num_rows = 8,
                             .bytes = 4096,
-                            .kinds = SomeManifest()});
+                            .kinds = SomeManifest(),
+                            .early = true});
   message.handoffs.push_back(SomeHandoff());
   message.cancels.push_back({LeaseId(6), "why"});
   message.leases = {LeaseId(1), LeaseId(2)};
@@ -78,6 +79,7 @@ TEST(ProtoConvertTest, RequestComesBackAsItWent) {
   EXPECT_EQ(back->offers[0].lease, message.offers[0].lease);
   EXPECT_EQ(back->offers[0].kinds, message.offers[0].kinds);
   EXPECT_TRUE(back->offers[0].final);
+  EXPECT_TRUE(back->offers[0].early);
   ASSERT_EQ(back->handoffs.size(), 1u);
   EXPECT_EQ(back->handoffs[0].first_token, message.handoffs[0].first_token);
   EXPECT_EQ(back->handoffs[0].sampling.logit_bias, message.handoffs[0].sampling.logit_bias);
@@ -93,7 +95,8 @@ TEST(ProtoConvertTest, ReplyComesBackAsItWent) {
                               .session_key = std::string(kSessionKeyBytes, '\xff'),
                               .slot_bytes = 10,
                               .slots = 2,
-                              .transport = "nccl"};
+                              .transport = "nccl",
+                              .early_slots = 3};
   message.offers = {{1, OfferVerdict::kReady, ""},
                     {2, OfferVerdict::kSkip, "gone"},
                     {3, OfferVerdict::kCommitted, ""},
@@ -105,6 +108,7 @@ TEST(ProtoConvertTest, ReplyComesBackAsItWent) {
   EXPECT_TRUE(back->refuse.ok());
   EXPECT_EQ(back->accept->session_key, message.accept->session_key);
   EXPECT_EQ(back->accept->transport, "nccl");
+  EXPECT_EQ(back->accept->early_slots, 3);
   EXPECT_EQ(back->offers[3].verdict, OfferVerdict::kCorrupt);
   EXPECT_EQ(back->handoffs[1].status, message.handoffs[1].status);
   EXPECT_TRUE(MessageDifferencer::Equals(ToProto(*back), ToProto(message)));

@@ -23,51 +23,123 @@ Result BusyAsyncError(Comm comm, Result* error) {
   return result;
 }
 
-std::optional<SlotEvent> StepUntilEvent(Channel& channel, milliseconds limit) {
-  std::optional<SlotEvent> event;
-  WaitFor(
-      [&] {
-        channel.Step(RealClock()->Now());
-        return (event = channel.Poll()).has_value();
-      },
-      limit);
-  return event;
+// Of the receives, which are put on the stream when their group ends.
+int num_receives = 0;
+int num_groups = 0;
+
+Result CountedRecv(void* to, size_t count, int type, int peer, Comm comm, cudaStream_t stream) {
+  ++num_receives;
+  return real_api->Recv(to, count, type, peer, comm, stream);
+}
+Result CountedGroupEnd() {
+  ++num_groups;
+  return real_api->GroupEnd();
 }
 
+// The decode end of a link, on GPU 1, stepped by the test; its prefill end is an endpoint's.
+class ChannelTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = WhyNoNccl(2); !why.empty()) GTEST_SKIP() << why;
+    prefill_ = MakeEndpoint(Side::kPrefill, 0);
+    real_api = &prefill_->api();
+    api_ = *real_api;
+  }
+  // With `api_` as the test has left it.
+  void Connect(size_t max_group) {
+    const UniqueId id = prefill_->NewId().value();
+    warm_up_ = std::make_unique<DeviceBytes>(1, Channel::kWarmUpBytes);
+    channel_ = std::make_unique<Channel>(Channel::Options{.api = &api_,
+                                                          .device = 1,
+                                                          .side = Side::kDecode,
+                                                          .id = id,
+                                                          .max_group = max_group,
+                                                          .times = QuickTimes(),
+                                                          .warm_up_device = warm_up_->span(),
+                                                          .warm_up_host = warm_up_host_});
+    writer_ = Dialer(prefill_.get())
+                  .Connect("", 0, std::string(id.bytes.data(), id.bytes.size()));
+    ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+    channel_->Open(RealClock()->Now());
+    const auto connected = Next(milliseconds(15'000));
+    ASSERT_TRUE(connected && connected->kind == Kind::kConnected);
+  }
+  std::optional<SlotEvent> Next(milliseconds limit) {
+    std::optional<SlotEvent> event;
+    WaitFor(
+        [&] {
+          channel_->Step(RealClock()->Now());
+          return (event = channel_->Poll()).has_value();
+        },
+        limit);
+    return event;
+  }
+  void Disconnect() {
+    writer_->Close();
+    EXPECT_TRUE(channel_->Shutdown(RealClock()->Now() + milliseconds(5'000)).ok());
+  }
+
+  Api api_;
+  std::unique_ptr<Endpoint> prefill_;
+  std::unique_ptr<DeviceBytes> warm_up_;
+  std::vector<std::byte> warm_up_host_ = std::vector<std::byte>(Channel::kWarmUpBytes);
+  std::unique_ptr<Channel> channel_;
+  std::unique_ptr<SlotWriter> writer_;
+};
+
 // NCCL may take longer to put a slot on the stream than those before it take to arrive.
-TEST(NcclChannelTest, ASlotThatHasArrivedIsReportedWhileNcclIsBusy) {
-  if (const std::string why = WhyNoNccl(2); !why.empty()) GTEST_SKIP() << why;
-  auto prefill = MakeEndpoint(Side::kPrefill, 0);
-  real_api = &prefill->api();
-  Api api = *real_api;
-  api.CommGetAsyncError = BusyAsyncError;
-  const UniqueId id = prefill->NewId().value();
+TEST_F(ChannelTest, ASlotThatHasArrivedIsReportedWhileNcclIsBusy) {
   const DeviceBytes from(0, kSlotBytes);
   const DeviceBytes to(1, kSlotBytes);
-  const DeviceBytes warm_up(1, Channel::kWarmUpBytes);
-  std::vector<std::byte> warm_up_host(Channel::kWarmUpBytes);
-  Channel channel({.api = &api,
-                   .device = 1,
-                   .side = Side::kDecode,
-                   .id = id,
-                   .times = QuickTimes(),
-                   .warm_up_device = warm_up.span(),
-                   .warm_up_host = warm_up_host});
-  auto writer = Dialer(prefill.get()).Connect("", 0, std::string(id.bytes.data(), id.bytes.size()));
-  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
-  channel.Open(RealClock()->Now());
-  const auto connected = StepUntilEvent(channel, milliseconds(15'000));
-  ASSERT_TRUE(connected && connected->kind == Kind::kConnected);
-
-  channel.Post(1, to.span());
-  EXPECT_FALSE(StepUntilEvent(channel, milliseconds(50)));  // nothing was sent yet
+  api_.CommGetAsyncError = BusyAsyncError;
+  ASSERT_NO_FATAL_FAILURE(Connect(/*max_group=*/2));
+  channel_->Post(1, to.span());
+  EXPECT_FALSE(Next(milliseconds(50)));  // nothing was sent yet
   is_busy = true;
-  writer->Write(1, from.span());
-  const auto arrived = StepUntilEvent(channel, milliseconds(2'000));
+  writer_->Write(1, from.span());
+  const auto arrived = Next(milliseconds(2'000));
   EXPECT_TRUE(arrived && arrived->kind == Kind::kDone && arrived->link_seq == 1);
   is_busy = false;
-  writer->Close();
-  EXPECT_TRUE(channel.Shutdown(RealClock()->Now() + milliseconds(5'000)).ok());
+  Disconnect();
+}
+
+// A group costs the GPU one kernel. While the stream has enough to do, slots wait for a whole one.
+TEST_F(ChannelTest, SlotsWaitForAGroupWhileEnoughAreOnTheStream) {
+  constexpr size_t kGroup = 4;
+  constexpr uint64_t kSlots = Channel::kEnoughInFlight + kGroup + 1;
+  DeviceBytes from(0, kSlots * kSlotBytes);
+  DeviceBytes to(1, kSlots * kSlotBytes);
+  from.Fill(1);
+  to.Clear();
+  api_.Recv = CountedRecv;
+  api_.GroupEnd = CountedGroupEnd;
+  ASSERT_NO_FATAL_FAILURE(Connect(kGroup));
+  num_receives = num_groups = 0;
+  uint64_t posted = 0;
+  const auto post = [&](size_t count) {
+    for (; count > 0; --count, ++posted) {
+      channel_->Post(posted + 1, to.span().subspan(posted * kSlotBytes, kSlotBytes));
+    }
+    EXPECT_FALSE(Next(milliseconds(50)));  // nothing was sent yet
+  };
+  post(Channel::kEnoughInFlight);
+  EXPECT_EQ(num_receives, 3);
+  post(kGroup - 1);
+  EXPECT_EQ(num_receives, 3) << "they wait for one more";
+  const int groups = num_groups;
+  post(1);
+  EXPECT_EQ(num_receives, 3 + 4);
+  EXPECT_EQ(num_groups, groups + 1);
+  channel_->Post(kSlots, to.span().last(kSlotBytes));  // goes out when the others have arrived
+  for (uint64_t seq = 1; seq <= kSlots; ++seq) {
+    writer_->Write(seq, from.span().subspan((seq - 1) * kSlotBytes, kSlotBytes));
+  }
+  for (uint64_t seq = 1; seq <= kSlots; ++seq) {
+    const auto arrived = Next(milliseconds(2'000));
+    ASSERT_TRUE(arrived && arrived->kind == Kind::kDone && arrived->link_seq == seq) << seq;
+  }
+  EXPECT_TRUE(to.Holds(1));
+  Disconnect();
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ constexpr char kSlotBytes[] = "NCCL_TEST_SLOT_BYTES";
 constexpr char kKey[] = "NCCL_TEST_KEY";
 constexpr char kKeyPipe[] = "NCCL_TEST_KEY_PIPE";
 constexpr char kCtas[] = "NCCL_TEST_CTAS";
-constexpr size_t kDepth = 8;
+constexpr size_t kDepth = 16;
 
 void MustBeOk(cudaError_t error) {
   if (error == cudaSuccess) return;

@@ -22,7 +22,7 @@ std::string WhyNoNccl(int gpus);
 
 LinkTimes QuickTimes();
 std::unique_ptr<Endpoint> MakeEndpoint(Side side, int device, int ctas = 8,
-                                       LinkTimes times = QuickTimes(), size_t max_group = 2);
+                                       LinkTimes times = QuickTimes(), size_t max_group = 0);
 
 // Device memory of a test, freed by its destructor.
 class DeviceBytes {
