@@ -22,6 +22,10 @@ namespace lodestone {
 namespace {
 
 constexpr int kPoolThreads = 2;
+// How long the loop looks for more after work, on a machine with processors to spare.
+constexpr std::chrono::milliseconds kSpinFor{1};
+constexpr unsigned kProcessorsToSpin = 8;
+constexpr int kPauses = 16;
 constexpr char kInferenceName[] = "lodestone.v1.InferenceService";
 
 RegistryRules MakeRules(const RouterConfig& config, const ModelInfo& model) {
@@ -80,7 +84,7 @@ class RouterImpl final : public Router {
     tasks_.Spawn(registry_.WatchSilence());
     tasks_.Spawn(readiness_.Watch());
     tasks_.Spawn(UpdateGauges());
-    thread_ = std::thread([this]() { loop_.run(); });
+    thread_ = std::thread([this]() { RunLoop(); });
   }
 
   Ports ports() const override { return ports_; }
@@ -106,6 +110,21 @@ class RouterImpl final : public Router {
       worker.prefill = PrefillClient::Connect(loop_, worker.hello.address);
     } else {
       worker.decode = DecodeClient::Connect(loop_, worker.hello.address);
+    }
+  }
+
+  // As loop_.run(), but after work it looks for more without sleep for a while: to wake takes
+  // longer than most of what a request waits for here.
+  void RunLoop() {
+    const bool may_spin = std::thread::hardware_concurrency() >= kProcessorsToSpin;
+    TimePoint sleep_at{};
+    while (!loop_.stopped()) {
+      const bool spins = may_spin && RealClock()->Now() < sleep_at;
+      if ((spins ? loop_.poll() : loop_.run_one()) > 0) {
+        sleep_at = RealClock()->Now() + kSpinFor;
+      } else if (spins) {
+        for (int i = 0; i < kPauses; ++i) __builtin_ia32_pause();
+      }
     }
   }
 
