@@ -27,19 +27,22 @@ TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processor
   }
   tile.alone = true;
   // Blocks of a cluster pay for what they tell each other if each keeps 8,192 entries, two alone
-  // only 32,768. Larger clusters than of two do not all run at once if they need nearly all
-  // processors.
-  if (max_visible >= 32768 && 8 * num_rows <= num_processors) tile.cluster = 4;
-  if (max_visible >= 65536 && 16 * num_rows <= num_processors) tile.cluster = 8;
-  if (max_visible >= 65536 && 8 * num_rows > num_processors && 2 * num_rows <= num_processors) {
-    tile.cluster = 2;
+  // 16,384. Clusters of more than two do not all run at once if they need nearly all processors
+  // (4 blocks a row: 29 rows do, 31 take 1.4 times as long as by 2).
+  constexpr int64_t kFewScores = int64_t{1} << 21;
+  const bool many = num_rows * max_visible >= kFewScores;
+  const auto fit = [&](int64_t blocks) { return blocks * num_rows <= num_processors; };
+  if (max_visible >= (fit(4) ? 32768 : fit(3) ? 65536 : 131072) && fit(2)) tile.cluster = 2;
+  if (max_visible >= (fit(8) ? 32768 : 65536) && 2 * num_processors >= 11 * num_rows) {
+    tile.cluster = 4;
   }
+  if (max_visible >= 65536 && fit(many ? 11 : 16)) tile.cluster = 8;
   const int64_t of_thread = CeilDiv(max_visible, tile.cluster * kTopKThreads);
   tile.per_thread = of_thread <= 16 ? 16 : of_thread <= 32 ? 32 : 64;
-  // From memory a ring reads faster (32 rows of 262,144: 13.6 us against 14.5), but it begins later
+  // From memory a ring reads faster (32 rows of 262,144: 13.5 us against 14.5), but it begins later
   // (1 such row: 6.9 us against 6.1; 32 of 32,768: 6.0 against 5.6).
-  constexpr int64_t kFewScores = int64_t{1} << 21;
-  tile.ring = tile.per_thread == 64 && num_rows * max_visible >= kFewScores;
+  // One block's sample of a longer row holds less than 16 of the best 512, too few for a bound.
+  tile.ring = tile.per_thread > 16 && many && (tile.cluster > 1 || max_visible <= 262144);
   return tile;
 }
 

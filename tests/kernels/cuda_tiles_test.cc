@@ -22,25 +22,27 @@ TEST(TopKTileTest, AsksForClustersThatLaunchAtAnyWidth) {
 TEST(TopKTileTest, SpreadsFewLongRowsOnly) {
   EXPECT_EQ(ChooseTopKTile(1, 262144, kProcessors).cluster, 8);
   EXPECT_EQ(ChooseTopKTile(16, 32768, kProcessors).cluster, 4);
-  EXPECT_EQ(ChooseTopKTile(32, 32768, kProcessors).cluster, 1);
-  EXPECT_EQ(ChooseTopKTile(64, 65536, kProcessors).cluster, 2);
+  EXPECT_EQ(ChooseTopKTile(24, 65536, kProcessors).cluster, 4);
+  EXPECT_EQ(ChooseTopKTile(32, 32768, kProcessors).cluster, 2);
+  EXPECT_EQ(ChooseTopKTile(64, 131072, kProcessors).cluster, 2);
+  EXPECT_EQ(ChooseTopKTile(64, 65536, kProcessors).cluster, 1);
   EXPECT_EQ(ChooseTopKTile(1024, 262144, kProcessors).cluster, 1);
   EXPECT_EQ(ChooseTopKTile(1, 8192, kProcessors).cluster, 1);
 }
 
 // Those of more than two blocks do not all fit the parts of the card that a cluster has to be in.
-TEST(TopKTileTest, ClustersLeaveHalfTheProcessorsFree) {
+TEST(TopKTileTest, ClustersLeaveAQuarterOfTheProcessorsFree) {
   for (int64_t rows = 1; rows <= kProcessors; ++rows) {
     for (int64_t width : {1000, 32768, 65536, 1 << 20}) {
       const int cluster = ChooseTopKTile(rows, width, kProcessors).cluster;
-      EXPECT_LE(rows * cluster, cluster <= 2 ? kProcessors : kProcessors / 2)
+      EXPECT_LE(rows * cluster, cluster <= 2 ? kProcessors : kProcessors * 3 / 4)
           << rows << " x " << width;
     }
   }
 }
 
 TEST(TopKTileTest, SharesAProcessorWhereRowsAreManyOrShort) {
-  EXPECT_EQ(ChooseTopKTile(32, 32768, kProcessors).per_thread, 64);
+  EXPECT_EQ(ChooseTopKTile(64, 32768, kProcessors).per_thread, 64);
   EXPECT_EQ(ChooseTopKTile(1, 32768, kProcessors).per_thread, 16);
   EXPECT_EQ(ChooseTopKTile(1024, 32768, kProcessors).per_thread, 16);
   EXPECT_EQ(ChooseTopKTile(1, 8192, kProcessors).per_thread, 16);

@@ -25,6 +25,7 @@ struct Tile {
   static constexpr int kWindow = 262144;  // entries put in order at one time
   static constexpr int kBuckets = 1024;   // of a window
   static constexpr int kOwnBuckets = kBuckets / kThreads;
+  static_assert(kRounds % 2 == 0);
   static_assert(kBins == 8 * 32 && kBins <= kThreads && kWarps <= 32);
 };
 
@@ -66,8 +67,8 @@ struct TopKShared {
   uint64_t ranked[Tile::kMaxRanked];  // rank keys
   uint2 warp_ranges[Tile::kWarps];
   uint32_t warp_sums[Tile::kWarps];
-  uint32_t round_sums[Tile::kRounds][Tile::kWarps];  // chosen
-  float bounds[Tile::kMaxCluster];                   // of the blocks of the row
+  uint32_t round_sums[Tile::kRounds / 2][Tile::kWarps];  // chosen, of two rounds each
+  float bounds[Tile::kMaxCluster];                       // of the blocks of the row
   Bin bin;
   uint64_t kth;
   int num_sent;  // of this block

@@ -120,6 +120,7 @@ __device__ inline void StoreFromList(const CandidateList& list, uint64_t kth, in
                                      TopKShared& shared) {
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
+  const uint32_t below = (1u << lane) - 1;
   const float kth_score = ScoreOf(static_cast<uint32_t>(kth >> 32));
   const int kth_entry = static_cast<int>(~static_cast<uint32_t>(kth));
   const auto chosen = [&](int round, const Candidate& candidate) {
@@ -127,29 +128,27 @@ __device__ inline void StoreFromList(const CandidateList& list, uint64_t kth, in
                                   (candidate.score > kth_score ||
                                    (candidate.score == kth_score && candidate.entry <= kth_entry)));
   };
-  // of(round, candidate) of this lane's candidates; whole warps together.
-  const auto each_round = [&](const auto& of) {
-    of(0, list.own[0]);
-    if (list.end > Tile::kThreads) of(1, list.own[1]);
-#pragma unroll 1
-    for (int i = 2; i * Tile::kThreads < list.end; ++i) {
-      of(i, list.all[CandidateList::At(i)]);
-    }
+  // Two rounds at a time, of which the second counts 65,536 times.
+  const auto store = [&](int round, const Candidate(&own)[2], uint32_t before) {
+    const uint32_t lanes[2] = {chosen(round, own[0]), chosen(round + 1, own[1])};
+    uint32_t* const sums = shared.round_sums[round / 2];
+    if (lane == 0) sums[warp] = __popc(lanes[0]) | __popc(lanes[1]) << 16;
+    __syncthreads();
+    const uint32_t sum = lane < Tile::kWarps ? sums[lane] : 0;
+    const uint32_t all = __reduce_add_sync(~0u, sum);
+    const uint32_t earlier = __reduce_add_sync(~0u, lane < warp ? sum : 0);
+    const uint32_t first = before + (earlier & 0xffff) + __popc(lanes[0] & below);
+    const uint32_t second = before + (all & 0xffff) + (earlier >> 16) + __popc(lanes[1] & below);
+    if (lanes[0] >> lane & 1) out[first] = own[0].entry;
+    if (lanes[1] >> lane & 1) out[second] = own[1].entry;
+    return before + (all & 0xffff) + (all >> 16);
   };
-  each_round([&](int round, const Candidate& candidate) {
-    const uint32_t lanes = chosen(round, candidate);
-    if (lane == 0) shared.round_sums[round][warp] = __popc(lanes);
-  });
-  __syncthreads();
-  uint32_t before = 0;
-  each_round([&](int round, const Candidate& candidate) {
-    const uint32_t lanes = chosen(round, candidate);
-    const uint32_t sum = lane < Tile::kWarps ? shared.round_sums[round][lane] : 0;
-    const uint32_t place =
-        before + __reduce_add_sync(~0u, lane < warp ? sum : 0) + __popc(lanes & ((1u << lane) - 1));
-    if (lanes >> lane & 1) out[place] = candidate.entry;
-    before += __reduce_add_sync(~0u, sum);
-  });
+  uint32_t before = store(0, list.own, 0);
+#pragma unroll 1
+  for (int i = 2; i * Tile::kThreads < list.end; i += 2) {
+    const Candidate more[2] = {list.all[CandidateList::At(i)], list.all[CandidateList::At(i + 1)]};
+    before = store(i, more, before);
+  }
 }
 
 // Selects from all entries of the row: the chosen, in any order, are `listed` then.
