@@ -8,8 +8,8 @@
 // counts. fn comes by bulk copies that start before the kernel waits for the one before. Post and
 // comb have a warp each, in the block of the token's number, while others form x. Many tokens:
 // hyper_connection_many.cu. Bound by the bytes of fn (1.6 MB at hidden 4,096), which is 0.4 us;
-// what is measured on an H200, 3.3 us for one token and 4.7 for 32, is latency, of the steps between
-// the wait and the last store.
+// what is measured on an H200, 3.3 us for one token and 4.7 for 32, is latency, of the steps
+// between the wait and the last store.
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
@@ -159,7 +159,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   HcClusterUpdate<kTokens> update(args, place.first_token, slice);
   ClusterWait();  // the others' barriers are ready
   WaitForPreviousKernel();
-  update.Load();
   update.Run(memory);
   __syncthreads();
   AllowNextKernel();  // the streams are read (HcClusterUpdate): the next kernel copies its fn now

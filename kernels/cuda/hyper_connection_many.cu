@@ -46,16 +46,12 @@ __global__ void __launch_bounds__(kSliceThreads, 2)
   }
   __syncthreads();
   StartCopyOfFn(args, slice, memory, &shared.fn_arrived);
-  int first = static_cast<int>(blockIdx.x) / kSlices * kTurnTokens;
-  const int step = static_cast<int>(gridDim.x) / kSlices * kTurnTokens;
-  HcClusterUpdate<kTurnTokens> update(args, first, slice);
   WaitForPreviousKernel();
-  update.Load();
-  for (; first < args.num_tokens; first += step) {
-    update.Run(memory);
+  const int step = static_cast<int>(gridDim.x) / kSlices * kTurnTokens;
+  for (int first = static_cast<int>(blockIdx.x) / kSlices * kTurnTokens; first < args.num_tokens;
+       first += step) {
+    UpdateStreams<kTurnTokens>(args, first, slice, memory);
     __syncthreads();
-    update.MoveTo(first + step);  // its loads take their time beside the products
-    update.Load();
     BarrierWait(&shared.fn_arrived, 0);
     MultiplySlice<kTurnTokens>(memory, slice.count, shared.sums);
     __syncthreads();

@@ -32,6 +32,94 @@ struct HcPostPlace {
   __device__ void FindNow() { asm volatile("" : "+l"(streams), "+l"(y), "+l"(post), "+l"(comb)); }
 };
 
+// HcPost of kVector channels of a token, whose streams are in z.
+template <int kVector>
+__device__ void UpdateVector(const float4& post, const float4 (&comb)[HcTile::kStreams],
+                             const HcPacked<kVector>& y, HcPacked<kVector> (&z)[HcTile::kStreams]) {
+  constexpr int kStreams = HcTile::kStreams;
+#pragma unroll
+  for (int word = 0; word < kVector / 2; ++word) {
+    float low[kStreams], high[kStreams], y_low, y_high;
+    UnpackBf16(y.word[word], y_low, y_high);
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) UnpackBf16(z[j].word[word], low[j], high[j]);
+    const auto mix = [&](float value, const float(&of)[kStreams], auto weight) {
+      float out = weight(post) * value;
+#pragma unroll
+      for (int j = 0; j < kStreams; ++j) out = fmaf(weight(comb[j]), of[j], out);
+      return out;
+    };
+    const auto both = [&](auto weight) {
+      return PackBf16(mix(y_low, low, weight), mix(y_high, high, weight));
+    };
+    z[0].word[word] = both([](const float4& of) { return of.x; });
+    z[1].word[word] = both([](const float4& of) { return of.y; });
+    z[2].word[word] = both([](const float4& of) { return of.z; });
+    z[3].word[word] = both([](const float4& of) { return of.w; });
+  }
+}
+
+// The same with post and comb of the token from memory.
+template <int kVector>
+__device__ void UpdateVector(const HcArgs& args, int64_t token, const HcPacked<kVector>& y,
+                             HcPacked<kVector> (&z)[HcTile::kStreams]) {
+  constexpr int kStreams = HcTile::kStreams;
+  const auto load = [](const float* from, int i) {
+    return reinterpret_cast<const float4*>(from)[i];
+  };
+  const float4 post = load(args.old_post + token * args.old_post_stride, 0);
+  float4 comb[kStreams];
+#pragma unroll
+  for (int j = 0; j < kStreams; ++j)
+    comb[j] = load(args.old_comb + token * args.old_comb_stride, j);
+  UpdateVector<kVector>(post, comb, y, z);
+}
+
+// HcPost of kTokens tokens by a team: the streams of the slice go to memory.z and, where they
+// changed, back. Tokens behind the last have zeros. Once a token's are read, the next kernel may
+// start.
+template <int kTokens>
+__device__ void UpdateStreams(const HcArgs& args, int first_token, const HcSlice& slice,
+                              const HcSliceMemory& memory) {
+  constexpr int kStreams = HcTile::kStreams;
+  constexpr int kVector = 4;  // so that a lane has one vector at hidden 4,096
+  constexpr int kTokenWarps = 8 / kVector;
+  constexpr int kStep = 32 * kTokenWarps * kVector;
+  using Packed = HcPacked<kVector>;
+  const int rank = static_cast<int>(threadIdx.x);
+  for (int t = rank / (32 * kTokenWarps); t < kTokens; t += HcTile::kWarps / kTokenWarps) {
+    const int64_t token = first_token + t;
+    for (int channel = rank % (32 * kTokenWarps) * kVector; channel < slice.count;
+         channel += kStep) {
+      Packed z[kStreams] = {};
+      if (token < args.num_tokens) {
+        uint16_t* const streams = args.streams + token * args.token_stride + slice.first + channel;
+        Packed y = {};
+        if (args.y != nullptr) {
+          y = *reinterpret_cast<const Packed*>(args.y + token * args.y_stride + slice.first +
+                                               channel);
+        }
+#pragma unroll
+        for (int k = 0; k < kStreams; ++k) {
+          z[k] = *reinterpret_cast<const Packed*>(streams + k * args.stream_stride);
+        }
+        if (args.y != nullptr) {
+          UpdateVector<kVector>(args, token, y, z);
+          AllowNextKernel();
+#pragma unroll
+          for (int k = 0; k < kStreams; ++k) {
+            *reinterpret_cast<Packed*>(streams + k * args.stream_stride) = z[k];
+          }
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kStreams; ++k) {
+        *reinterpret_cast<Packed*>(memory.Z(t, k) + channel) = z[k];
+      }
+    }
+  }
+}
+
 // What HcPost takes for kVector channels of a token.
 template <int kVector>
 struct HcPostInputs {
@@ -40,33 +128,12 @@ struct HcPostInputs {
   float4 post, comb[kStreams];
 
   // Also z, which is what the streams become.
-  __device__ void Update() {
-#pragma unroll
-    for (int word = 0; word < kVector / 2; ++word) {
-      float low[kStreams], high[kStreams], y_low, y_high;
-      UnpackBf16(y.word[word], y_low, y_high);
-#pragma unroll
-      for (int j = 0; j < kStreams; ++j) UnpackBf16(z[j].word[word], low[j], high[j]);
-      const auto mix = [&](float value, const float(&of)[kStreams], auto weight) {
-        float out = weight(post) * value;
-#pragma unroll
-        for (int j = 0; j < kStreams; ++j) out = fmaf(weight(comb[j]), of[j], out);
-        return out;
-      };
-      const auto both = [&](auto weight) {
-        return PackBf16(mix(y_low, low, weight), mix(y_high, high, weight));
-      };
-      z[0].word[word] = both([](const float4& of) { return of.x; });
-      z[1].word[word] = both([](const float4& of) { return of.y; });
-      z[2].word[word] = both([](const float4& of) { return of.z; });
-      z[3].word[word] = both([](const float4& of) { return of.w; });
-    }
-  }
+  __device__ void Update() { UpdateVector<kVector>(post, comb, y, z); }
 };
 
-// HcPost of kTokens tokens by the threads of a team from number kFirstThread on, kVector channels a
-// thread and turn: find, load, run. The streams of the slice go to memory.z and, where they
-// changed, back. Tokens behind the last have zeros.
+// UpdateStreams by the threads of a team from number kFirstThread on, kVector channels a thread and
+// turn, in steps of which the first comes before the kernel waits: find, load, run. Takes more
+// registers than a kernel of many turns has for it.
 template <int kTokens, int kVector, int kFirstThread = 0>
 class HcStreamUpdate {
  public:
@@ -74,17 +141,10 @@ class HcStreamUpdate {
   // before the kernel waits.
   __device__ HcStreamUpdate(const HcArgs& args, int first_token, int first_row,
                             const HcSlice& slice)
-      : args_(args), slice_(slice), first_row_(first_row) {
-    MoveTo(first_token);
-    if (kTokens > 0) place_.FindNow();
-  }
-
-  // The same for other tokens; after Run.
-  __device__ void MoveTo(int first_token) {
-    first_token_ = first_token + first_row_;
-    t_ = Rank() / kTokenThreads;
-    channel_ = FirstChannel();
+      : args_(args), slice_(slice), first_token_(first_token + first_row), first_row_(first_row) {
+    if (kTokens == 0) return;
     if (IsLeft()) Find();
+    place_.FindNow();
   }
 
   // Starts the first loads.
@@ -152,8 +212,9 @@ class HcStreamUpdate {
 
   const HcArgs& args_;
   const HcSlice slice_;
-  const int first_row_;
-  int first_token_, t_, channel_;  // of the next turn: token first_token_ + t_
+  const int first_token_, first_row_;
+  int t_ = Rank() / kTokenThreads;  // of the next turn, behind the first token
+  int channel_ = FirstChannel();    // and its channel of the slice
   HcPostPlace place_ = {};
   HcPostInputs<kVector> inputs_;
 };
@@ -166,15 +227,9 @@ class HcClusterUpdate {
  public:
   __device__ HcClusterUpdate(const HcArgs& args, int first_token, const HcSlice& slice)
       : most_(args, first_token, 0, slice), last_(args, first_token, kMost, slice) {}
-  __device__ void MoveTo(int first_token) {
-    most_.MoveTo(first_token);
-    last_.MoveTo(first_token);
-  }
-  __device__ void Load() {
+  __device__ void Run(const HcSliceMemory& memory) {
     most_.Load();
     last_.Load();
-  }
-  __device__ void Run(const HcSliceMemory& memory) {
     most_.Run(memory);
     last_.Run(memory);
   }
