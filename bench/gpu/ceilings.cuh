@@ -12,7 +12,9 @@
 // Random device memory, and what the card reads and multiplies at most.
 namespace lodestone::cuda::bench {
 
-enum class FillKind { kBf16, kF32, kE4m3, kBytes, kE8m0, kKeyScale };
+// kE2m1: bf16 that hold e2m1 codes times 1/2 or 1/4, the same of every 32. kE8m0: scales of groups
+// of one row after its rotation, which differ little.
+enum class FillKind { kBf16, kF32, kE4m3, kBytes, kE8m0, kKeyScale, kE2m1 };
 
 __device__ inline uint32_t Hash(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -45,11 +47,20 @@ static __global__ void FillKernel(void* data, int64_t n, FillKind kind, uint64_t
         static_cast<uint8_t*>(data)[i] = Hash(x) & 0xffu;
         break;
       case FillKind::kE8m0:
-        static_cast<uint8_t*>(data)[i] = 120 + Hash(x) % 8;
+        static_cast<uint8_t*>(data)[i] = 120 + Hash(x) % 3;
         break;
       case FillKind::kKeyScale:
         static_cast<float*>(data)[i] = 0.01f;
         break;
+      case FillKind::kE2m1: {
+        const uint32_t code = Hash(x) & 15u;
+        const uint32_t exponent = (code >> 1 & 3u) == 0 ? 0 : 126 + (code >> 1 & 3u);
+        float value = (code & 7u) == 1 ? 0.5f : __uint_as_float(exponent << 23 | (code & 1u) << 22);
+        if (code & 8u) value = -value;
+        value = ldexpf(value, -1 - static_cast<int>(Hash(seed + i / 32) & 1u));
+        static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>(__float_as_uint(value) >> 16);
+        break;
+      }
     }
   }
 }

@@ -7,7 +7,10 @@
 //
 // Every format runs the same products in the same order (m64n64k16 or m64n128k16, k ascending by
 // 16) on bf16 operands: bf16 keys straight from shared memory, fp8 and fp4 keys widened into
-// registers (device/widen_keys.cuh). So fp4 keys that hold what bf16 keys would give the same bits.
+// registers (device/widen_keys.cuh). fp4 keys and queries that hold small integers times a power of
+// two, as nearly all that were rounded to fp4 do, are multiplied as such (m64n64k32, twice the
+// rate; device/index_integers.cuh): exactly, like the bf16 products of the same values. So fp4 keys
+// that hold what bf16 keys would give the same bits.
 //
 // In decode the ring fills while the kernels ahead in the stream still run: their last blocks leave
 // the memory idle, and only a token's last entry can be theirs. Some processors read faster than
@@ -16,8 +19,8 @@
 //
 // Bound: bytes in decode (256, 132 or 68 per entry and token), products in prefill (16,384 FLOP per
 // entry and token at 64 heads). Measured on an H200 at 32 x 32,768 entries: 0.91 of it with bf16
-// keys; 0.74 fp8 and 0.51 fp4, both bound by the instructions that widen. 0.74 to 0.77 in bf16
-// prefill.
+// keys; 0.74 fp8 and 0.56 fp4, both bound by the instructions that widen and sum. 0.74 to 0.77 in
+// bf16 prefill.
 
 #include <cuda.h>
 
@@ -60,9 +63,9 @@ int TicketWord(cudaStream_t stream) {
 template <typename Tile>
 __device__ void InitBarriers(IndexScoresShared<Tile>& shared) {
   for (int i = 0; i < Tile::kStages; ++i) {
-    BarrierInit(&shared.key_full[i], Tile::kHasFactors ? 1 + 32 : 1);
+    BarrierInit(&shared.key_full[i], Tile::kHasIntegers ? 1 + 32 : 1);
     BarrierInit(&shared.key_empty[i], 4);  // the warps of one warpgroup
-    if (Tile::kHasFactors) BarrierInit(&shared.scale_full[i], 1);
+    if constexpr (Tile::kHasIntegers) BarrierInit(&shared.integers.scale_full[i], 1);
   }
   for (int i = 0; i < 2; ++i) {
     BarrierInit(&shared.query_full[i], 1);
@@ -87,6 +90,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (threadIdx.x == 0) {
     InitBarriers(shared);
     shared.e2m1_table_low = kE2m1Low;
+    shared.minus_one = ~0u;
+    if constexpr (Tile::kHasIntegers) StoreTables(shared);
   } else if (threadIdx.x == 32) {
     PrefetchMap(&maps.keys);
     PrefetchMap(&maps.query);
@@ -110,11 +115,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warp = (threadIdx.x - Tile::kMathThreads) / 32;
   if (warp < Tile::kKeyWarps) {
     LoadTiles(args, maps, warp, share, shared);
+  } else if constexpr (Tile::kHasIntegers) {
+    const int integer_warp = warp - Tile::kKeyWarps;
+    if (integer_warp == 0) WaitForPreviousKernel();  // as below
+    FindIntegers(args, maps, integer_warp, share, shared);
   } else if (warp == Tile::kKeyWarps) {
     WaitForPreviousKernel();  // which may write queries and weights
     if (threadIdx.x % 32 == 0) LoadQueries(args, maps, share, shared);
-  } else if constexpr (Tile::kHasFactors) {
-    FindFactors(share, shared);
   } else if constexpr (Tile::kDeals) {
     if (share.dealt == share.total) return;
     if (few) tokens.Fill(shared.table);

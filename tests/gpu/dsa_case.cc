@@ -147,7 +147,15 @@ IndexCase::IndexCase(const std::vector<SeqPart>& parts, const IndexShape& index_
     }
     return values;
   };
-  q = ToBf16(draw(batch.num_tokens() * shape.num_heads * shape.head_dim));
+  std::vector<float> queries = draw(batch.num_tokens() * shape.num_heads * shape.head_dim);
+  for (int64_t t = 1; t < batch.num_tokens(); t += 3) {
+    float* const group = &queries[((t * shape.num_heads + t % shape.num_heads) * shape.head_dim)];
+    for (int64_t i = 0; i < kFp4Group; ++i) group[i] = std::ldexp(group[i], -shape.query_spread);
+  }
+  for (size_t i = 0; shape.round_queries_to_fp4 && i < queries.size(); i += kFp4Group) {
+    RoundFp4Group(queries.data() + i, kFp4Group);
+  }
+  q = ToBf16(queries);
   weight = draw(batch.num_tokens() * shape.num_heads);
   for (int64_t b = 0; b < batch.num_seqs; ++b) {
     const int64_t tokens =
@@ -156,6 +164,11 @@ IndexCase::IndexCase(const std::vector<SeqPart>& parts, const IndexShape& index_
       const int64_t page = batch.block_table[b * batch.max_pages + entry / kIndexRows];
       std::vector<float> key = draw(shape.head_dim);
       for (float& value : key) value *= shape.key_factor;
+      const int64_t small =
+          entry % 150 == 5 ? entry % (shape.head_dim / kFp4Group) * kFp4Group : -1;
+      for (int64_t i = 0; small >= 0 && i < kFp4Group; ++i) {
+        key[small + i] = std::ldexp(key[small + i], -shape.key_spread);
+      }
       key = Widen(ToBf16(key));
       if (shape.round_keys_to_fp4) {
         for (int64_t i = 0; i < shape.head_dim; i += kFp4Group) {

@@ -55,9 +55,13 @@ struct IndexShape {
   int64_t num_heads = 64;
   int64_t head_dim = 128;
   IndexKeyFormat format = IndexKeyFormat::kBf16;
-  bool round_keys_to_fp4 = false;  // before they are stored: what `reference` numerics do
-  bool few_values = false;         // many equal scores
+  bool round_keys_to_fp4 = false;     // before they are stored: what `reference` numerics do
+  bool round_queries_to_fp4 = false;  // the same
+  bool few_values = false;            // many equal scores
   float key_factor = 1;
+  // One group of some keys, and of a head of every third token's query, is 2^-spread of its size.
+  int key_spread = 0;
+  int query_spread = 0;
 };
 
 // Index keys and queries of a batch.

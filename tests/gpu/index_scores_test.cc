@@ -114,44 +114,113 @@ TEST(IndexScoresTest, OtherDimsTakeThePortablePath) {
   }
 }
 
-// What makes fp4 lossless under `reference` numerics.
-TEST(IndexScoresTest, Fp4AndBf16GiveTheSameBits) {
-  for (IndexScoresPath path : kPaths) {
-    for (const std::vector<SeqPart>& parts : {kDecode, kPrefill}) {
-      IndexCase bf16(parts, {.format = IndexKeyFormat::kBf16, .round_keys_to_fp4 = true}, 5);
-      IndexCase fp4(parts, {.format = IndexKeyFormat::kFp4, .round_keys_to_fp4 = true}, 5);
-      ExpectSameBits(Compute(bf16, path), Compute(fp4, path), "bf16 and fp4");
+// Every sequence `times` times as long, of the same pages: thread blocks have many tiles of a
+// token.
+void Repeat(int64_t times, CaseBatch& batch) {
+  const std::vector<int32_t> table = batch.block_table;
+  const int64_t columns = batch.max_pages;
+  batch.max_pages *= times;
+  batch.block_table.assign(static_cast<size_t>(batch.num_seqs * batch.max_pages), 0);
+  for (int64_t t = 0; t < batch.num_tokens(); ++t) {
+    const int64_t seq = batch.token_seq[t];
+    const int64_t last = batch.seq_first[seq] + batch.seq_tokens[seq] - 1;
+    const int64_t pages = (batch.positions[last] + 256) / 256;
+    for (int64_t i = 0; i < pages * times; ++i) {
+      batch.block_table[seq * batch.max_pages + i] = table[seq * columns + i % pages];
     }
+    batch.num_visible[t] += static_cast<int32_t>((times - 1) * pages * 64);
+  }
+}
+
+// Both formats with keys that were rounded to fp4.
+struct RoundedPair {
+  RoundedPair(const std::vector<SeqPart>& parts, IndexShape shape, uint32_t seed)
+      : bf16(parts, With(shape, IndexKeyFormat::kBf16), seed),
+        fp4(parts, With(shape, IndexKeyFormat::kFp4), seed) {}
+  static IndexShape With(IndexShape shape, IndexKeyFormat format) {
+    shape.format = format;
+    shape.round_keys_to_fp4 = true;
+    return shape;
+  }
+  void ExpectSame(const std::string& what) {
+    for (IndexScoresPath path : kPaths) {
+      ExpectSameBits(Compute(bf16, path), Compute(fp4, path), what);
+    }
+    for (IndexCase* one : {&bf16, &fp4}) Repeat(32, one->batch);
+    ExpectSameBits(Compute(bf16, IndexScoresPath::kTensorCore),
+                   Compute(fp4, IndexScoresPath::kTensorCore), what + ", repeated");
+  }
+  IndexCase bf16, fp4;
+};
+
+// What makes fp4 lossless under `reference` numerics, whose queries are rounded, too: products of
+// integers on the tensor cores. Others take products of bf16.
+TEST(IndexScoresTest, Fp4AndBf16GiveTheSameBits) {
+  for (const std::vector<SeqPart>& parts : {kDecode, kPrefill}) {
+    for (bool rounds : {true, false}) {
+      RoundedPair(parts, {.round_queries_to_fp4 = rounds}, 5).ExpectSame("bf16 and fp4");
+    }
+  }
+}
+
+TEST(IndexScoresTest, AnyNumberOfHeadsGivesTheSameBits) {
+  for (int64_t heads : {4, 24, 60}) {
+    RoundedPair pair({{700, 3}, {255, 1}, {1, 1}},
+                     {.num_heads = heads, .round_queries_to_fp4 = true}, 5);
+    pair.ExpectSame("heads " + std::to_string(heads));
   }
 }
 
 // Group scales from the smallest to far above 1.
 TEST(IndexScoresTest, KeysOfAnySizeGiveTheSameBits) {
-  for (IndexScoresPath path : kPaths) {
-    for (float factor : {1e-37f, 1e-6f, 5.0f, 1000.0f, 1e30f}) {
-      IndexCase bf16(kDecode, {.round_keys_to_fp4 = true, .key_factor = factor}, 5);
-      IndexCase fp4(
-          kDecode,
-          {.format = IndexKeyFormat::kFp4, .round_keys_to_fp4 = true, .key_factor = factor}, 5);
-      ExpectSameBits(Compute(bf16, path), Compute(fp4, path), "factor " + std::to_string(factor));
+  for (bool rounds : {true, false}) {
+    for (float factor :
+         {1e-37f, 1e-13f, 1e-12f, 1e-11f, 1e-6f, 5.0f, 1000.0f, 1e12f, 1e13f, 1e30f}) {
+      RoundedPair pair(kDecode, {.round_queries_to_fp4 = rounds, .key_factor = factor}, 5);
+      pair.ExpectSame("factor " + std::to_string(factor));
     }
+  }
+}
+
+// The integers' limits, on both sides: tiles with and without a key outside them, and tokens.
+TEST(IndexScoresTest, GroupsOfDifferentSizeGiveTheSameBits) {
+  for (const std::vector<SeqPart>& parts : {kDecode, kPrefill}) {
+    for (int spread : {1, 2, 3, 4, 5, 120}) {
+      for (bool keys : {true, false}) {
+        IndexShape shape = {.round_queries_to_fp4 = true};
+        (keys ? shape.key_spread : shape.query_spread) = spread;
+        RoundedPair pair(parts, shape, 6);
+        pair.ExpectSame((keys ? "key spread " : "query spread ") + std::to_string(spread));
+      }
+    }
+  }
+}
+
+TEST(IndexScoresTest, WeightsOfAnySizeGiveTheSameBits) {
+  for (float weight :
+       {0.0f, -0.0f, 1e-38f, 1e-30f, 1e-12f, 1e-11f, 1e12f, 1e13f, 1e30f, INFINITY, NAN}) {
+    RoundedPair pair(kDecode, {.round_queries_to_fp4 = true}, 7);
+    for (IndexCase* one : {&pair.bf16, &pair.fp4}) {
+      for (size_t i = 5; i < one->weight.size(); i += 150) one->weight[i] = weight;
+      // A token without any other weight, and one whose query is 0.
+      std::fill_n(one->weight.begin() + 9 * 64, 64, weight);
+      std::fill_n(one->q.begin() + 7 * 64 * 128, 64 * 128, uint16_t{0});
+    }
+    pair.ExpectSame("weight " + std::to_string(weight));
   }
 }
 
 // Groups whose scale is the smallest there is, beside ordinary ones.
 TEST(IndexScoresTest, ZeroGroupsGiveTheSameBits) {
-  IndexCase bf16(kDecode, {.round_keys_to_fp4 = true}, 5);
-  IndexCase fp4(kDecode, {.format = IndexKeyFormat::kFp4, .round_keys_to_fp4 = true}, 5);
-  const int64_t page = bf16.batch.block_table[9 * bf16.batch.max_pages + 1];
+  RoundedPair pair(kDecode, {.round_queries_to_fp4 = true}, 5);
+  const int64_t page = pair.bf16.batch.block_table[9 * pair.bf16.batch.max_pages + 1];
   for (int64_t entry : {0, 7, 33}) {
     const int64_t group = entry % 4;
-    std::memset(bf16.keys.payload(page, entry) + group * kFp4Group * 2, 0, kFp4Group * 2);
-    std::memset(fp4.keys.payload(page, entry) + group * kFp4Group / 2, 0, kFp4Group / 2);
-    fp4.keys.scale(page, entry)[group] = std::byte{1};
+    std::memset(pair.bf16.keys.payload(page, entry) + group * kFp4Group * 2, 0, kFp4Group * 2);
+    std::memset(pair.fp4.keys.payload(page, entry) + group * kFp4Group / 2, 0, kFp4Group / 2);
+    pair.fp4.keys.scale(page, entry)[group] = std::byte{1};
   }
-  for (IndexScoresPath path : kPaths) {
-    ExpectSameBits(Compute(bf16, path), Compute(fp4, path), "zero groups");
-  }
+  pair.ExpectSame("zero groups");
 }
 
 // A token's scores do not depend on the tokens beside it: pairs share tiles, single tokens do not.

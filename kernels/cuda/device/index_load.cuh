@@ -5,12 +5,13 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/index_integers.cuh"
 #include "kernels/cuda/device/index_ticket.cuh"
 #include "kernels/cuda/device/index_tile.cuh"
 #include "kernels/cuda/device/widen_keys.cuh"
 
-// The warps of the index scores kernel that feed its math warpgroups: keys, queries, factors of fp4
-// keys.
+// The warps of the index scores kernel that feed its math warpgroups: keys, queries, which fp4
+// keys are integers.
 namespace lodestone::cuda {
 
 struct IndexScoresMaps {
@@ -54,8 +55,9 @@ __device__ void LoadKeys(const IndexScoresArgs& args, const IndexScoresMaps& map
   const uint32_t parity = (number / Tile::kStages + 1) % 2;
   uint64_t* const full = &shared.key_full[stage];
   BarrierWait(&shared.key_empty[stage], parity);
-  uint64_t* const scale_full = Tile::kHasFactors ? &shared.scale_full[stage] : full;
-  if constexpr (Tile::kHasFactors) {
+  uint64_t* scale_full = full;
+  if constexpr (Tile::kHasIntegers) {
+    scale_full = &shared.integers.scale_full[stage];
     BarrierArriveExpect(scale_full, Tile::kScaleBytes);
     BarrierArriveExpect(full, Tile::kPayloadBytes);
   } else {
@@ -121,21 +123,39 @@ __device__ void LoadTiles(const IndexScoresArgs& args, const IndexScoresMaps& ma
   });
 }
 
-// The factor warp: of every tile of this block. A stage's factors are free when its scales arrive.
+// The integers of key tile `number` of this block. By a whole warp. What the stage's last tile left
+// is no longer needed when the scales arrive.
 template <typename Tile>
-__device__ void FindFactors(const IndexShare& share, IndexScoresShared<Tile>& shared) {
+__device__ void FindIntegerTile(uint32_t number, IndexScoresShared<Tile>& shared) {
+  auto& integers = shared.integers;
   const int lane = threadIdx.x % 32;
-  for (uint32_t number = 0; number < share.num_tiles; ++number) {
-    const uint32_t stage = number % Tile::kStages;
-    BarrierWait(&shared.scale_full[stage], number / Tile::kStages % 2);
-    const uint32_t scale = SharedAddress(shared.scale[stage]) + lane * 4;
-    const uint32_t scales[2] = {LoadShared(scale), LoadShared(scale + 32 * 4)};
-    const bool moderate = __all_sync(~0u, ModerateScales(scales[0]) && ModerateScales(scales[1]));
-    for (int i = 0; i < 2; ++i) {
-      shared.factors[stage][lane + 32 * i] = moderate ? ModerateFactors(scales[i]) : uint2{};
+  const uint32_t stage = number % Tile::kStages;
+  BarrierWait(&integers.scale_full[stage], number / Tile::kStages % 2);
+  const uint2 scales = LoadSharedPair(SharedAddress(shared.scale[stage]) + lane * 8);
+  const IntegerRow rows[2] = {FindIntegerRow(scales.x), FindIntegerRow(scales.y)};
+  const bool fit = __all_sync(~0u, rows[0].multipliers != 0 && rows[1].multipliers != 0);
+  reinterpret_cast<uint2*>(integers.multipliers[stage])[lane] =
+      fit ? uint2{rows[0].multipliers, rows[1].multipliers} : uint2{};
+  reinterpret_cast<float2*>(integers.factor[stage])[lane] = {rows[0].factor, rows[1].factor};
+  BarrierArrive(&shared.key_full[stage]);
+}
+
+// An integer warp: its turns among the tiles of this block. One warp could not keep up, and the
+// first of the two loads queries, too.
+template <typename Tile>
+__device__ void FindIntegers(const IndexScoresArgs& args, const IndexScoresMaps& maps, int warp,
+                             const IndexShare& share, IndexScoresShared<Tile>& shared) {
+  int index = 0;
+  ForEachPart(args, share, shared, [&](const IndexPart& part) {
+    if (warp == 0 && part.new_group && threadIdx.x % 32 == 0) {
+      LoadQuery(args, maps, part.token, part.group.tokens, index++, shared);
     }
-    BarrierArrive(&shared.key_full[stage]);
-  }
+    __syncwarp();
+    for (int i = TurnOf<Tile::kIntegerWarps>(warp, part.number); i < part.count;
+         i += Tile::kIntegerWarps) {
+      FindIntegerTile(part.number + i, shared);
+    }
+  });
 }
 
 }  // namespace lodestone::cuda

@@ -27,15 +27,19 @@ struct IndexScoresTile : IndexDims {
   // Decode with bf16 keys is bound by bytes, and two warpgroups keep up. Widening is bound by issue
   // slots and hides its latency behind other warpgroups.
   static constexpr int kMathGroups = kTokens == 2 ? 3 : kWidens ? 4 : 2;
-  // A warp finds the factors of fp4 keys, and whether they are moderate in the whole tile: the
-  // warps of a math warpgroup must start the same products, not those of two branches.
-  static constexpr bool kHasFactors = kFormat == IndexKeyFormat::kFp4;
+  // fp4 keys and queries are multiplied as integers (index_integers.cuh) where they can be. Warps
+  // beside the math warps find out which keys those are, of a whole tile: the warps of a math
+  // warpgroup must start the same products, not those of two branches.
+  static constexpr bool kHasIntegers = kFormat == IndexKeyFormat::kFp4;
   static constexpr bool kMovesRegisters = kMathGroups == 4;
   static constexpr int kMathRegisters = 112;
   static constexpr int kLoadRegisters = 32;
   static constexpr bool kKeepsWeights = kTokens == 1;
   static constexpr int kMathThreads = 128 * kMathGroups;
-  static constexpr int kKeyWarps = kMathGroups == 3 && !kHasFactors ? 3 : 2;
+  static constexpr int kIntegerWarps = 2;
+  static constexpr bool kSharedTables = kTokens == 1;  // else registers are short
+  static constexpr int kFewTiles = 4;  // of a token group in a block: not worth making integers
+  static constexpr int kKeyWarps = kMathGroups == 3 && !kHasIntegers ? 3 : 2;
   static constexpr int kThreads = kMathThreads + 128;  // key warps, the query warp, another
   static constexpr int kPayloadBytes =
       kTileEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).payload);
@@ -53,8 +57,9 @@ struct IndexScoresTile : IndexDims {
   static constexpr int kItemReaders = kMathThreads / 32 + kKeyWarps + 1;  // warps
   // Else a warp could wait for a phase of a barrier while the phase before is incomplete still, and
   // take the one before that for it.
-  static_assert(kStages % kMathGroups == 0 && kStages % kKeyWarps == 0,
-                "a stage has one math warpgroup and one key warp");
+  static_assert(kStages % kMathGroups == 0 && kStages % kKeyWarps == 0 &&
+                    (!kHasIntegers || kStages % kIntegerWarps == 0),
+                "a stage has one math warpgroup, one key warp and one integer warp");
   static_assert(kPayloadBytes % 1024 == 0, "tiles keep the alignment that swizzled rows need");
 };
 
@@ -66,14 +71,27 @@ struct IndexItem {
   int pages[kTicketTiles];  // of the block table
 };
 
+// Keys and queries as integers: IntegerRow of each key, multipliers 0 in a tile of which a key is
+// not integers; queries [column, 128], with their units in the weights.
+template <typename Tile, bool kHasIntegers = Tile::kHasIntegers>
+struct alignas(1024) IntegersShared {
+  uint8_t query[2][Tile::kColumns * IndexDims::kDims];
+  alignas(16) float weight[2][Tile::kColumns];
+  alignas(16) uint32_t multipliers[Tile::kStages][kTileEntries];
+  alignas(16) float factor[Tile::kStages][kTileEntries];
+  uint4 tables[5];  // IntegerTable of multipliers 1, 2 and 4
+  uint64_t scale_full[Tile::kStages];
+};
+template <typename Tile>
+struct IntegersShared<Tile, false> {};
+
 template <typename Tile>
 struct alignas(1024) IndexScoresShared {
   uint8_t keys[Tile::kStages][Tile::kPayloadBytes];
   uint8_t query[2][2 * Tile::kQueryHalfBytes];
   alignas(16) float weight[2][Tile::kColumns];
   alignas(16) uint8_t scale[Tile::kWidens ? Tile::kStages : 1][kTileEntries * 4];
-  uint2 factors[Tile::kHasFactors ? Tile::kStages : 1][kTileEntries];  // 0: scales not moderate
-  uint64_t scale_full[Tile::kHasFactors ? Tile::kStages : 1];
+  IntegersShared<Tile> integers;
   uint64_t key_full[Tile::kStages];
   uint64_t key_empty[Tile::kStages];
   uint64_t query_full[2];
@@ -85,6 +103,7 @@ struct alignas(1024) IndexScoresShared {
   int64_t warp_tiles[Tile::kThreads / 32];
   IndexShare share;
   uint32_t e2m1_table_low;  // kE2m1Low
+  uint32_t minus_one;       // ~0u
 };
 
 // The first of the tiles from `number` on that falls to `member` of kMembers which take turns.

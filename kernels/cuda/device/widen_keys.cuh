@@ -80,17 +80,6 @@ __device__ void WidenFp8(uint32_t keys, const KeyLane& lane, const F& use, uint3
   }
 }
 
-// Keys widened with moderate scales are 1 / 512 of their value, so that one product with a factor
-// that fits bf16 is enough.
-constexpr float kModerateUnit = 512;
-constexpr uint32_t kFactorBias = 0x08080808;
-
-// Whether the four scales of a row are 2^-55 .. 2^8.
-__device__ inline bool ModerateScales(uint32_t scales) {
-  // Codes 72 to 135 less 8 begin with the bits 01; a borrow from a smaller code shows in that code.
-  return (((scales - kFactorBias) ^ 0x40404040u) & 0xc0c0c0c0u) == 0;
-}
-
 // ld.shared.v2 (PTX manual 9.7.9.8); not moved across barriers.
 __device__ inline uint2 LoadSharedPair(uint32_t shared_address) {
   uint2 pair;
@@ -100,27 +89,27 @@ __device__ inline uint2 LoadSharedPair(uint32_t shared_address) {
   return pair;
 }
 
-// What multiplies the operands of a row with moderate scales: a bf16 factor, never 0, for each
-// quarter of its dims.
-__device__ inline uint2 ModerateFactors(uint32_t scales) {
-  const uint32_t codes = scales - kFactorBias;
-  return {__byte_perm(codes, 0, 0x4140) * 128u + 0x3f803f80u,
-          __byte_perm(codes, 0, 0x4342) * 128u + 0x3f803f80u};
-}
-
-// A quarter of the dims of one row, spread codes times the factor or with any scale.
-struct ModerateRow {
-  uint2 factors;
-  __device__ uint32_t Multiply(uint32_t pair, int quarter) const {
-    return MultiplyBf16x2(pair, BothHalves(quarter < 2 ? factors.x : factors.y, quarter % 2 != 0));
-  }
-};
+// A quarter of the dims of one row with any scales, or, once they are known to be 2^-55 .. 2^8, in
+// one product instead of three: 1 / kUnit of their value, with factors that fit bf16.
 struct AnyRow {
   uint32_t scales;
+  __device__ explicit AnyRow(uint32_t codes) : scales(codes) {}
   __device__ uint32_t Multiply(uint32_t pair, int quarter) const {
     constexpr uint32_t kTwoTo64 = 0x5f805f80u;
     return MultiplyBf16x2(MultiplyBf16x2(MultiplyBf16x2(pair, kTwoTo64), kTwoTo64),
                           E8m0ToBf16x2((scales >> (8 * quarter)) & 255u));
+  }
+};
+struct ModerateRow {
+  static constexpr float kUnit = 512;
+  uint32_t factors[2];
+  __device__ explicit ModerateRow(uint32_t codes) {
+    const uint32_t less = codes - 0x08080808u;  // 1 / 512, and 2^128 of what SpreadE2m1 leaves
+    factors[0] = __byte_perm(less, 0, 0x4140) * 128u + 0x3f803f80u;
+    factors[1] = __byte_perm(less, 0, 0x4342) * 128u + 0x3f803f80u;
+  }
+  __device__ uint32_t Multiply(uint32_t pair, int quarter) const {
+    return MultiplyBf16x2(pair, BothHalves(factors[quarter / 2], quarter % 2 != 0));
   }
 };
 
