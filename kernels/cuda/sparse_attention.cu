@@ -2,7 +2,8 @@
 //   sparse_attention_blocks.cu: bf16 latents of 512 dims on sm_90a; with several splits
 //     sparse_attention_join.cu joins them.
 //   sparse_attention_prefill.cu: the same, the same bits, for many tokens with one split.
-//   sparse_attention_cluster.cu, sparse_attention_relay.cu: for few tokens and for some tens.
+//   sparse_attention_token.cu, sparse_attention_cluster.cu, sparse_attention_relay.cu: for one
+//     token, few and some tens.
 //   sparse_attention_portable.cu: everything else.
 
 #include "kernels/cuda/sparse_attention.h"
@@ -86,6 +87,8 @@ void LaunchSparseAttention(const SparseAttentionArgs& args, const SparseAttentio
   if (tile.path == AttentionPath::kCluster) {
     if (tile.cluster.blocks <= 4) {
       LaunchSparseAttentionRelay(args, tile.cluster.blocks, kScale, stream);
+    } else if (tile.cluster.blocks == 16 && tile.cluster.heads == 16) {
+      LaunchSparseAttentionToken(args, kScale, stream);
     } else {
       LaunchSparseAttentionCluster(args, tile.cluster, kScale, stream);
     }

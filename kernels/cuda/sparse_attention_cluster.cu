@@ -312,20 +312,14 @@ int CountClusters() {
 }  // namespace
 
 // A block takes a processor of its own with any number of heads.
-int CountClusters16() { return CountClusters<ClusterTile<16, 16>>(); }
+int CountClusters16() { return CountClusters<ClusterTile<32, 16>>(); }
 int CountClusters8() { return CountClusters<ClusterTile<16, 8>>(); }
 
 void LaunchSparseAttentionCluster(const SparseAttentionArgs& args, const ClusterShape& shape,
                                   float scale, cudaStream_t stream) {
   if (shape.blocks == 16) {
-    switch (shape.heads) {
-      case 16:
-        return Launch<ClusterTile<16, 16>>(args, scale, stream);
-      case 32:
-        return Launch<ClusterTile<32, 16>>(args, scale, stream);
-      default:
-        return Launch<ClusterTile<64, 16>>(args, scale, stream);
-    }
+    if (shape.heads == 32) return Launch<ClusterTile<32, 16>>(args, scale, stream);
+    return Launch<ClusterTile<64, 16>>(args, scale, stream);
   }
   switch (shape.heads) {
     case 16:

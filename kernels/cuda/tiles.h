@@ -61,6 +61,7 @@ inline constexpr int kAttentionHeads = 64;  // heads of one thread block
 constexpr int MaxClusterSteps(const ClusterShape& shape) {
   if (shape.blocks <= 4) return 10;
   if (shape.blocks == 8) return 11;
+  if (shape.heads == 16) return 16;
   return shape.heads == 64 ? 15 : 18;
 }
 

@@ -185,6 +185,16 @@ TEST(SparseAttentionTest, ClustersGiveTheBitsOfTheOtherKernel) {
   }
 }
 
+// Scores too far from 0 for probabilities relative to 0, as clusters of 16 blocks for 16 heads have
+// them else.
+TEST(SparseAttentionTest, FarScoresInAClusterGiveTheBitsOfTheOtherKernel) {
+  for (const float factor : {30.0f, 300.0f}) {
+    AttentionCase input({{700, 1}}, {.query_factor = factor}, 17);
+    EXPECT_EQ(Compute(input, TensorCore(1, 64)) == Compute(input, Cluster(16, 16)), true)
+        << "factor " << factor;
+  }
+}
+
 // Queries and latents that the kernel ahead writes; older rows are read before it ends.
 TEST(SparseAttentionTest, WaitsForTheKernelAhead) {
   AttentionCase input(kDecode, {}, 13);

@@ -116,6 +116,8 @@ TEST(AttentionClusterTest, TakesAShapeOfWhichAllClustersRunAtOnce) {
 }
 
 TEST(AttentionClusterTest, LeavesLongListsToSplits) {
+  EXPECT_EQ(ChooseAttentionCluster(1, 64, 1024, kMaxClusters).heads, 16);
+  EXPECT_EQ(ChooseAttentionCluster(1, 64, 1152, kMaxClusters).heads, 32);
   EXPECT_EQ(ChooseAttentionCluster(1, 64, 1152, kMaxClusters).blocks, 16);
   EXPECT_EQ(ChooseAttentionCluster(8, 64, 1152, kMaxClusters).heads, 0);
   EXPECT_EQ(ChooseAttentionCluster(1, 64, 1153, kMaxClusters).heads, 0);

@@ -59,7 +59,7 @@ struct alignas(1024) ClusterShared {
   uint64_t values_full;
   uint64_t results_full;
 };
-static_assert(sizeof(ClusterShared<ClusterTile<16, 16>>) <= 227 * 1024);
+static_assert(sizeof(ClusterShared<ClusterTile<32, 16>>) <= 227 * 1024);
 static_assert(sizeof(ClusterShared<ClusterTile<64, 16>>) <= 227 * 1024);
 static_assert(sizeof(ClusterShared<ClusterTile<16, 8>>) <= 227 * 1024);
 static_assert(sizeof(ClusterShared<ClusterTile<64, 8>>) <= 227 * 1024);
@@ -115,28 +115,39 @@ struct PageTable {
     return number < kSharedPages ? shared[number] : all[number];
   }
 };
-// By kThreads threads; for the likely sequence before `keys` is known.
+// A thread's part of that beginning. By kThreads threads.
 template <int kThreads>
-__device__ inline PageTable LoadPageTable(const SparseAttentionArgs& args, int64_t token,
-                                          const TokenKeys& keys, int32_t* shared) {
-  constexpr int kEach = kSharedPages / kThreads;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int32_t likely = LikelySequence(args, token);
-  int32_t pages[kEach];
+using LoadedPages = int32_t[kSharedPages / kThreads];
+template <int kEach>
+__device__ inline void LoadPages(const SparseAttentionArgs& args, int32_t seq,
+                                 int32_t (&pages)[kEach]) {
+  constexpr int kThreads = kSharedPages / kEach;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int at = thread + i * kThreads;
-    if (at < args.max_pages) pages[i] = args.block_table[likely * args.max_pages + at];
+    const int at = static_cast<int>(threadIdx.x) + i * kThreads;
+    if (at < args.max_pages) pages[i] = args.block_table[seq * args.max_pages + at];
   }
+}
+// Stores what was loaded for the likely sequence, or the other's.
+template <int kEach>
+__device__ inline PageTable StorePages(const SparseAttentionArgs& args, int64_t token,
+                                       const TokenKeys& keys, int32_t (&pages)[kEach],
+                                       int32_t* shared) {
+  constexpr int kThreads = kSharedPages / kEach;
+  if (keys.seq != LikelySequence(args, token)) LoadPages(args, keys.seq, pages);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int at = thread + i * kThreads;
-    if (keys.seq != likely && at < args.max_pages) {
-      pages[i] = args.block_table[keys.seq * args.max_pages + at];
-    }
+    const int at = static_cast<int>(threadIdx.x) + i * kThreads;
     if (at < args.max_pages) shared[at] = pages[i];
   }
   return {args.block_table + keys.seq * args.max_pages, shared};
+}
+template <int kThreads>
+__device__ inline PageTable LoadPageTable(const SparseAttentionArgs& args, int64_t token,
+                                          const TokenKeys& keys, int32_t* shared) {
+  LoadedPages<kThreads> pages;
+  LoadPages(args, LikelySequence(args, token), pages);
+  return StorePages(args, token, keys, pages, shared);
 }
 __device__ inline const uint8_t* FindEntryLatent(const SparseAttentionArgs& args,
                                                  const PageTable& pages, int entry) {
@@ -200,13 +211,13 @@ __device__ inline void LoadOwnRows(const uint8_t* const (&from)[OwnRows<Tile>::k
   }
 }
 
-// Lists the rows of all keys. By kListThreads threads; entry i of `entries` is number
-// thread + kListThreads i, -1 where there is none.
-template <int kListThreads, int kCount>
+// Lists the rows of all keys. By kListThreads threads, kFirst the first of them; entry i of
+// `entries` is number thread + kListThreads i, -1 where there is none.
+template <int kListThreads, int kFirst = 0, int kCount>
 __device__ inline void ListRows(const SparseAttentionArgs& args, const TokenKeys& keys,
                                 const PageTable& pages, const int32_t (&entries)[kCount],
                                 const uint8_t** rows) {
-  const int thread = static_cast<int>(threadIdx.x) % kListThreads;
+  const int thread = (static_cast<int>(threadIdx.x) - kFirst) % kListThreads;
   for (int i = thread; i < keys.num_window; i += kListThreads) {
     rows[i] = FindWindowLatent(args, keys, i);
   }

@@ -33,15 +33,31 @@ __device__ inline int32_t LikelySequence(const SparseAttentionArgs& args, int64_
   return static_cast<int32_t>(args.old_rows ? args.first_token + token : 0);
 }
 
-// Of one token; `num_entries` is 0 under ratio 4, where top_entries must be counted.
-__device__ inline TokenKeys FindKeys(const SparseAttentionArgs& args, int64_t token) {
-  TokenKeys keys;
+// What KeysOf needs, read at once for the likely sequence: nothing waits for it here.
+struct TokenPlace {
+  int32_t position;
+  int32_t seq;
+  int32_t first;  // of the likely sequence
+  int32_t slot;   // of the likely sequence
+};
+__device__ inline TokenPlace LoadPlace(const SparseAttentionArgs& args, int64_t token) {
   const int32_t likely = LikelySequence(args, token);
-  int32_t first = args.seq_first[likely];
-  keys.slot = args.seq_slot[likely];
-  keys.position = args.positions[token];
-  keys.seq = args.token_seq[token];
-  if (keys.seq != likely) {
+  TokenPlace place;
+  place.first = args.seq_first[likely];
+  place.slot = args.seq_slot[likely];
+  place.position = args.positions[token];
+  place.seq = args.token_seq[token];
+  return place;
+}
+// Of one token; `num_entries` is 0 under ratio 4, where top_entries must be counted.
+__device__ inline TokenKeys KeysOf(const SparseAttentionArgs& args, int64_t token,
+                                   const TokenPlace& place) {
+  TokenKeys keys;
+  int32_t first = place.first;
+  keys.slot = place.slot;
+  keys.position = place.position;
+  keys.seq = place.seq;
+  if (keys.seq != LikelySequence(args, token)) {
     first = args.seq_first[keys.seq];
     keys.slot = args.seq_slot[keys.seq];
   }
@@ -51,6 +67,9 @@ __device__ inline TokenKeys FindKeys(const SparseAttentionArgs& args, int64_t to
   keys.num_entries = args.ratio == 128 ? (keys.position + 1) / 128 : 0;
   keys.first_row = (keys.position - keys.num_window + 1) % static_cast<int>(args.window);
   return keys;
+}
+__device__ inline TokenKeys FindKeys(const SparseAttentionArgs& args, int64_t token) {
+  return KeysOf(args, token, LoadPlace(args, token));
 }
 
 // Key `index` < num_window.

@@ -24,4 +24,11 @@ __device__ inline void StoreMatrices(uint32_t row_address, uint32_t a, uint32_t 
       : "memory");
 }
 
+// movmatrix (9.7.14.5.17): one such matrix transposed.
+__device__ inline uint32_t TransposeMatrix(uint32_t words) {
+  uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(words));
+  return result;
+}
+
 }  // namespace lodestone::cuda

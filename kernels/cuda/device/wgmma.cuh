@@ -102,6 +102,19 @@ __device__ inline void WgmmaRegisterA(float (&acc)[32], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
+// m64n16k16, B by its rows. `accumulate` false: acc is overwritten.
+__device__ inline void WgmmaRegisterA(float (&acc)[8], const uint32_t (&a)[4], uint64_t b,
+                                      bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7"
+      "}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3]), "+f"(acc[4]), "+f"(acc[5]),
+        "+f"(acc[6]), "+f"(acc[7])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
 // m64n128k16, B by its rows. `accumulate` false: acc is overwritten.
 __device__ inline void WgmmaSharedA(float (&acc)[64], uint64_t a, uint64_t b, bool accumulate) {
   asm volatile(
@@ -156,6 +169,20 @@ __device__ inline void WgmmaSharedAColumns(float (&acc)[16], uint64_t a, uint64_
         "+f"(acc[6]), "+f"(acc[7]), "+f"(acc[8]), "+f"(acc[9]), "+f"(acc[10]), "+f"(acc[11]),
         "+f"(acc[12]), "+f"(acc[13]), "+f"(acc[14]), "+f"(acc[15])
       : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
+// m64n32k16, B by its columns (NarrowTileDescriptor). `accumulate` false: acc is overwritten.
+__device__ inline void WgmmaRegisterAColumns(float (&acc)[16], const uint32_t (&a)[4], uint64_t b,
+                                             bool accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+      "}, {%16, %17, %18, %19}, %20, p, 1, 1, 1;\n}\n"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3]), "+f"(acc[4]), "+f"(acc[5]),
+        "+f"(acc[6]), "+f"(acc[7]), "+f"(acc[8]), "+f"(acc[9]), "+f"(acc[10]), "+f"(acc[11]),
+        "+f"(acc[12]), "+f"(acc[13]), "+f"(acc[14]), "+f"(acc[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
 // m64n128k16, B by its columns (ColumnTileDescriptor). `accumulate` false: acc is overwritten.
