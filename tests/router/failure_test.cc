@@ -456,8 +456,9 @@ TEST_F(FailureTest, AClientThatLeavesInPrefillCancelsItEverywhere) {
   StartWorkers(kAnswer);
   prefills_[0]->SetRunPause(milliseconds(10'000));
   HttpClient client(http_);
+  const int64_t runs = prefills_[0]->num_runs();  // of the router's probe
   client.Send("POST", "/v1/chat/completions", ChatBody());
-  ASSERT_TRUE(Eventually([&]() { return decodes_[0]->num_live() == 1; }));
+  ASSERT_TRUE(Eventually([&]() { return prefills_[0]->num_runs() == runs + 1; }));
   client.Close();
   EXPECT_TRUE(Eventually([&]() { return prefills_[0]->num_cancelled() == 1; }, 1));
   EXPECT_TRUE(decodes_[0]->WaitIdle());
