@@ -13,8 +13,9 @@
 namespace lodestone::cuda::bench {
 
 // kE2m1: bf16 that hold e2m1 codes times 1/2 or 1/4, the same of every 32. kE8m0: scales of groups
-// of one row after its rotation, which differ little.
-enum class FillKind { kBf16, kF32, kE4m3, kBytes, kE8m0, kKeyScale, kE2m1 };
+// of one row after its rotation, which differ little. kMixF32: weights of hyper-connection mixes, whose
+// sums over four streams come out near 1, as a model's do.
+enum class FillKind { kBf16, kF32, kE4m3, kBytes, kE8m0, kKeyScale, kE2m1, kMixF32 };
 
 __device__ inline uint32_t Hash(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -39,6 +40,9 @@ static __global__ void FillKernel(void* data, int64_t n, FillKind kind, uint64_t
         break;
       case FillKind::kF32:
         static_cast<float*>(data)[i] = NormalOf(x);
+        break;
+      case FillKind::kMixF32:
+        static_cast<float*>(data)[i] = 0.02f * NormalOf(x);
         break;
       case FillKind::kE4m3:
         static_cast<uint8_t*>(data)[i] = Hash(x) & 0xf7u;

@@ -32,7 +32,7 @@ void BenchBoundary(int64_t tokens, int64_t hidden, bool fused, Report& report) {
   const auto streams = Filled<uint16_t>(tokens * kStreams * hidden, FillKind::kBf16, 1);
   const auto y = Filled<uint16_t>(tokens * hidden, FillKind::kBf16, 2);
   const DeviceArray<uint16_t> x(static_cast<size_t>(tokens * hidden));
-  const auto fn = Filled<float>(launches * mixes, FillKind::kF32, 3);
+  const auto fn = Filled<float>(launches * mixes, FillKind::kMixF32, 3);
   const auto small = Filled<float>(64 + tokens * 32, FillKind::kF32, 4);
   const auto norm = Filled<uint16_t>(hidden, FillKind::kBf16, 5);
   const DeviceArray<uint8_t> scratch(static_cast<size_t>(HcPreScratchBytes(tokens)));
