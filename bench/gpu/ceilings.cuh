@@ -13,8 +13,8 @@
 namespace lodestone::cuda::bench {
 
 // kE2m1: bf16 that hold e2m1 codes times 1/2 or 1/4, the same of every 32. kE8m0: scales of groups
-// of one row after its rotation, which differ little. kMixF32: weights of hyper-connection mixes, whose
-// sums over four streams come out near 1, as a model's do.
+// of one row after its rotation, which differ little. kMixF32: weights of hyper-connection mixes,
+// whose sums over four streams come out near 1, as a model's do.
 enum class FillKind { kBf16, kF32, kE4m3, kBytes, kE8m0, kKeyScale, kE2m1, kMixF32 };
 
 __device__ inline uint32_t Hash(uint64_t x) {

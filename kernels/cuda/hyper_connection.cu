@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/cluster_memory.cuh"
 #include "kernels/cuda/device/hc_finish.cuh"
 #include "kernels/cuda/device/hc_slice.cuh"
 #include "kernels/cuda/device/hc_update.cuh"

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/cluster_memory.cuh"
 #include "kernels/cuda/device/gemm_tile.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/launch.h"

@@ -27,7 +27,8 @@ void LaunchSparseAttentionPrefill(const SparseAttentionArgs& args, float scale,
 // `out` of these partial results.
 void LaunchJoinSplits(const SparseAttentionArgs& args, int splits, cudaStream_t stream);
 
-// Clusters of 8 or 16 blocks, but for 16 heads and 16 blocks. REQUIRES: max_keys <= 64 * MaxClusterSteps(shape).
+// Clusters of 8 or 16 blocks, but not of 16 for 16 heads. REQUIRES: max_keys <= 64 *
+// MaxClusterSteps(shape).
 void LaunchSparseAttentionCluster(const SparseAttentionArgs& args, const ClusterShape& shape,
                                   float scale, cudaStream_t stream);
 // Clusters of 16 blocks for 16 heads. REQUIRES: max_keys <= 1024.

@@ -15,6 +15,7 @@
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/attention_math.cuh"
+#include "kernels/cuda/device/cluster_memory.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace lodestone::cuda {

@@ -22,6 +22,7 @@
 #include "kernels/cuda/device/attention_groups.cuh"
 #include "kernels/cuda/device/attention_token.cuh"
 #include "kernels/cuda/device/attention_token_products.cuh"
+#include "kernels/cuda/device/cluster_memory.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace lodestone::cuda {
@@ -83,6 +84,7 @@ __device__ OwnResults FindOwnResults(const OwnGroups& groups, int num_groups) {
   own.present = own.group < own.first + own.count;
   return own;
 }
+
 // Exchanges probabilities relative to the largest scores. By the first warpgroup.
 __device__ void ShareExactGroups(const GroupScores& scores, const OwnResults& own, int num_groups,
                                  int rank, TokenShared& shared) {

@@ -29,8 +29,8 @@ TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processor
   // Blocks of a cluster pay for what they tell each other if each keeps 8,192 entries, two alone
   // 16,384. Clusters of more than two do not all run at once if they need nearly all processors
   // (4 blocks a row: 29 rows do, 31 take 1.4 times as long as by 2).
-  constexpr int64_t kFewScores = int64_t{1} << 21;
-  const bool many = num_rows * max_visible >= kFewScores;
+  constexpr int64_t kManyScores = int64_t{1} << 21;  // 8 MiB
+  const bool many = num_rows * max_visible >= kManyScores;
   const auto fit = [&](int64_t blocks) { return blocks * num_rows <= num_processors; };
   if (max_visible >= (fit(4) ? 32768 : fit(3) ? 65536 : 131072) && fit(2)) tile.cluster = 2;
   if (max_visible >= (fit(8) ? 32768 : 65536) && 2 * num_processors >= 11 * num_rows) {

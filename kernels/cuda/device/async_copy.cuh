@@ -4,62 +4,11 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/shared_memory.cuh"
+
 // Copies into shared memory that complete on their own, and the barriers that say when. One wrapper
 // per instruction; section numbers are those of the PTX manual, version 9.0.
 namespace lodestone::cuda {
-
-__device__ inline uint32_t SharedAddress(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-// ld.shared (9.7.9.8) of a word; not moved across barriers.
-__device__ inline uint32_t LoadShared(uint32_t shared_address) {
-  uint32_t word;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(shared_address));
-  return word;
-}
-
-// The same of 16 bytes.
-__device__ inline float4 LoadShared4(uint32_t shared_address) {
-  float4 four;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
-               : "r"(shared_address)
-               : "memory");
-  return four;
-}
-
-// st.shared (9.7.9.11) where `stores`, without a branch.
-__device__ inline void StoreSharedIf(bool stores, uint32_t shared_address, const float4& value) {
-  asm volatile(
-      "{\n"
-      ".reg .pred stores;\n"
-      "setp.ne.u32 stores, %5, 0;\n"
-      "@stores st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n"
-      "}\n" ::"r"(shared_address),
-      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(uint32_t{stores})
-      : "memory");
-}
-__device__ inline void StoreSharedIf(bool stores, uint32_t shared_address, uint2 value) {
-  asm volatile(
-      "{\n"
-      ".reg .pred stores;\n"
-      "setp.ne.u32 stores, %3, 0;\n"
-      "@stores st.shared.v2.u32 [%0], {%1, %2};\n"
-      "}\n" ::"r"(shared_address),
-      "r"(value.x), "r"(value.y), "r"(uint32_t{stores})
-      : "memory");
-}
-__device__ inline void StoreSharedIf(bool stores, uint32_t shared_address, int value) {
-  asm volatile(
-      "{\n"
-      ".reg .pred stores;\n"
-      "setp.ne.u32 stores, %2, 0;\n"
-      "@stores st.shared.u32 [%0], %1;\n"
-      "}\n" ::"r"(shared_address),
-      "r"(value), "r"(uint32_t{stores})
-      : "memory");
-}
 
 // mbarrier.init (9.7.13.15.9): a phase completes after `arrivals` arrivals and all expected bytes.
 __device__ inline void BarrierInit(uint64_t* barrier, int arrivals) {
@@ -207,23 +156,6 @@ __device__ inline void PrefetchBulk(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
 
-// cp.async.bulk from this block's shared memory to a peer's, where it completes on the peer's
-// barrier; both addresses are ClusterAddress.
-__device__ inline void CopyToPeer(uint32_t peer_address, const void* shared, uint32_t bytes,
-                                  uint32_t peer_barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-      "[%3];" ::"r"(peer_address),
-      "r"(SharedAddress(shared)), "r"(bytes), "r"(peer_barrier)
-      : "memory");
-}
-// %cluster_ctarank (10.16): this block's number in its cluster.
-__device__ inline uint32_t RankInCluster() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
 // cp.async (9.7.9.25.3.1): 16 bytes by this thread; zeros if `bytes` is 0.
 __device__ inline void CopyAsync16(uint32_t shared_address, const void* global, uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address),
@@ -314,93 +246,6 @@ __device__ inline bool NamedBarrierAll(int id, int threads, bool condition) {
       : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(condition))
       : "memory");
   return all != 0;
-}
-
-// barrier.cluster (9.7.13.3): what any thread of the cluster wrote before it arrived, shared memory
-// of other blocks included, is seen after the wait.
-__device__ inline void ClusterArrive() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-}
-// Without the order of writes: what this thread has read so far may be overwritten.
-__device__ inline void ClusterArriveRelaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-}
-__device__ inline void ClusterWait() {
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// mapa (9.7.9.24): where a place of this block's shared memory is in block `rank` of the cluster.
-__device__ inline uint32_t ClusterAddress(const void* shared, int rank) {
-  uint32_t address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"(SharedAddress(shared)), "r"(rank));
-  return address;
-}
-
-// st.async (9.7.9.12): 16, 8 or 4 bytes to shared memory of the cluster, which count for the
-// barrier of the same block that is at `barrier` there.
-__device__ inline void StoreAsync(uint32_t to, const float4& value, uint32_t barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
-      "[%5];" ::"r"(to),
-      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
-      : "memory");
-}
-__device__ inline void StoreAsync(uint32_t to, const uint32_t (&value)[4], uint32_t barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
-      "[%5];" ::"r"(to),
-      "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3]), "r"(barrier)
-      : "memory");
-}
-__device__ inline void StoreAsync(uint32_t to, float value, uint32_t barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
-      "f"(value), "r"(barrier)
-      : "memory");
-}
-__device__ inline void StoreAsync(uint32_t to, uint2 value, uint32_t barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(
-          to),
-      "r"(value.x), "r"(value.y), "r"(barrier)
-      : "memory");
-}
-// The same where `stores`, without a branch.
-__device__ inline void StoreAsyncIf(bool stores, uint32_t to, uint2 value, uint32_t barrier) {
-  asm volatile(
-      "{\n"
-      ".reg .pred stores;\n"
-      "setp.ne.u32 stores, %4, 0;\n"
-      "@stores st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];\n"
-      "}\n" ::"r"(to),
-      "r"(value.x), "r"(value.y), "r"(barrier), "r"(uint32_t{stores})
-      : "memory");
-}
-
-// mbarrier.arrive.expect_tx (9.7.13.15.13) on a barrier of a block of the cluster (ClusterAddress).
-// It says nothing of earlier stores of this thread, unlike those that count for the barrier.
-__device__ inline void BarrierArriveExpectAt(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
-                   barrier),
-               "r"(bytes)
-               : "memory");
-}
-
-// BarrierWait that also sees what other blocks of the cluster stored by StoreAsync.
-__device__ inline void BarrierWaitCluster(uint64_t* barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "WAIT:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra DONE;\n"
-      "bra WAIT;\n"
-      "DONE:\n"
-      "}\n" ::"r"(SharedAddress(barrier)),
-      "r"(parity)
-      : "memory");
 }
 
 // griddepcontrol (9.7.13.14): the next kernel of the stream may start; and wait for the one before.

@@ -7,6 +7,7 @@
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/attention_exchange.cuh"
 #include "kernels/cuda/device/attention_keys.cuh"
+#include "kernels/cuda/device/cluster_memory.cuh"
 #include "kernels/cuda/sparse_attention.h"
 
 // What a thread block of sparse_attention_cluster.cu keeps in shared memory, and how it gets there.

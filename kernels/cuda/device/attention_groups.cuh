@@ -5,6 +5,7 @@
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/attention_math.cuh"
 #include "kernels/cuda/device/attention_token.cuh"
+#include "kernels/cuda/device/cluster_memory.cuh"
 #include "kernels/cuda/device/matrix_move.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 

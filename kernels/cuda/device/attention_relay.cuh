@@ -8,6 +8,7 @@
 #include "kernels/cuda/device/attention_cluster.cuh"
 #include "kernels/cuda/device/attention_exchange.cuh"
 #include "kernels/cuda/device/attention_keys.cuh"
+#include "kernels/cuda/device/cluster_memory.cuh"
 #include "kernels/cuda/sparse_attention.h"
 
 // What a thread block of sparse_attention_relay.cu keeps in shared memory, and how it gets there.

@@ -70,8 +70,9 @@ __device__ void UpdateVector(const HcArgs& args, int64_t token, const HcPacked<k
   const float4 post = load(args.old_post + token * args.old_post_stride, 0);
   float4 comb[kStreams];
 #pragma unroll
-  for (int j = 0; j < kStreams; ++j)
+  for (int j = 0; j < kStreams; ++j) {
     comb[j] = load(args.old_comb + token * args.old_comb_stride, j);
+  }
   UpdateVector<kVector>(post, comb, y, z);
 }
 

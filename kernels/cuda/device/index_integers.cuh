@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/index_tile.cuh"
 #include "kernels/cuda/device/numeric.cuh"
 
@@ -42,20 +41,6 @@ __device__ inline IntegerRow FindIntegerRow(uint32_t scales) {
                     smallest - kSmallestScale < kScales;
   // 2^(smallest - 127) / 4, and 2^23 for PositivePart.
   return {fits ? (0x01010101u + shifts + twos) * 16 : 0, __uint_as_float((smallest + 21) << 23)};
-}
-
-// ld.shared.v4 (9.7.9.8); not moved across barriers.
-__device__ inline uint4 LoadSharedFour(uint32_t shared_address) {
-  uint4 words;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "r"(shared_address));
-  return words;
-}
-__device__ inline uint32_t LoadSharedByte(uint32_t shared_address) {
-  uint32_t byte;
-  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(shared_address));
-  return byte;
 }
 
 // What a thread reads of each tile, whose rows are `row` and `row` + 8. Found once.

@@ -8,6 +8,7 @@
 #include "kernels/cuda/device/index_integers.cuh"
 #include "kernels/cuda/device/index_ticket.cuh"
 #include "kernels/cuda/device/index_tile.cuh"
+#include "kernels/cuda/device/shared_memory.cuh"
 #include "kernels/cuda/device/widen_keys.cuh"
 
 // The warps of the index scores kernel that feed its math warpgroups: keys, queries, which fp4

@@ -8,6 +8,7 @@
 #include "kernels/cuda/device/index_ticket.cuh"
 #include "kernels/cuda/device/index_tile.cuh"
 #include "kernels/cuda/device/index_view.cuh"
+#include "kernels/cuda/device/shared_memory.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/cuda/device/wgmma_integer.cuh"
 #include "kernels/cuda/device/widen_keys.cuh"
@@ -145,8 +146,8 @@ struct GroupMath {
   __device__ void MultiplyIntegers(uint32_t stage, const IntegerTable (&tables)[2],
                                    int32_t (&acc)[Tile::kColumns / 2]) const {
     const uint32_t keys = view.keys(stage) + view.integer_lane.keys;
-    const uint4 first = LoadSharedFour(keys);
-    const uint4 second = LoadSharedFour(keys + 8 * 64);
+    const uint4 first = LoadSharedQuad(keys);
+    const uint4 second = LoadSharedQuad(keys + 8 * 64);
     const uint32_t words[2][4] = {{first.x, first.y, first.z, first.w},
                                   {second.x, second.y, second.z, second.w}};
     uint32_t a[4][4];

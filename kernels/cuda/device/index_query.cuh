@@ -13,6 +13,8 @@ namespace lodestone::cuda {
 // 16 dims of a query as integers, four a word. By the eight threads in a row that have all its
 // dims.
 struct IntegerQuery {
+  static constexpr uint32_t kBias = 127;  // of a float's exponent
+  static constexpr uint32_t kTopBit = 6;  // the largest magnitude becomes 64 to 127
   uint32_t words[4];
   float unit;  // value = integer * unit
   bool fits;   // the 16 dims are integers
@@ -33,10 +35,9 @@ struct IntegerQuery {
     }
     const uint32_t smallest = min(smallest_pair & 0xffffu, smallest_pair >> 16) + 1;
     const uint32_t largest = max(largest_pair & 0xffffu, largest_pair >> 16);
-    const uint32_t exponent = largest == 0 ? 127 : largest >> 7;
-    // The largest magnitude becomes 64 to 127.
-    unit = __uint_as_float((exponent - 6) << 23);
-    const float scale = __uint_as_float((260 - exponent) << 23);
+    const uint32_t exponent = largest == 0 ? kBias : largest >> 7;
+    unit = __uint_as_float((exponent - kTopBit) << 23);
+    const float scale = __uint_as_float((2 * kBias + kTopBit - exponent) << 23);  // 1 / unit
     uint32_t rest = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -54,8 +55,8 @@ struct IntegerQuery {
       words[i] = __byte_perm(__byte_perm(sums[0], sums[1], 0x0051),
                              __byte_perm(sums[2], sums[3], 0x0051), 0x5410);
     }
-    fits = (rest & 255u) == 0 && smallest >= (exponent - 6) << 7 &&
-           exponent - (127 - kQueryExponent) <= 2 * kQueryExponent;
+    fits = (rest & 255u) == 0 && smallest >= (exponent - kTopBit) << 7 &&
+           exponent - (kBias - kQueryExponent) <= 2 * kQueryExponent;
   }
   // As dims 16 step .. 16 step + 15 of a column's row of 128 bytes, in the order of the keys:
   // thread t of a quad has dims 32 t + 8 i .. 32 t + 8 i + 7 of k-step i, the second four 16

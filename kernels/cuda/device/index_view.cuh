@@ -6,6 +6,7 @@
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/index_integers.cuh"
 #include "kernels/cuda/device/index_tile.cuh"
+#include "kernels/cuda/device/shared_memory.cuh"
 #include "kernels/cuda/device/widen_keys.cuh"
 
 // Where a math thread of the index scores kernel finds what it reads, and where its scores go.
@@ -39,7 +40,7 @@ struct MathView {
   __device__ IntegerTable Table(uint32_t multiplier) const {
     if constexpr (!Tile::kSharedTables) return IntegerTable(multiplier / 16);
     const uint32_t tables = base + kIntegers + static_cast<uint32_t>(offsetof(Integers, tables));
-    return IntegerTable(LoadSharedFour(tables + multiplier));
+    return IntegerTable(LoadSharedQuad(tables + multiplier));
   }
   // The factor of the row whose score this thread may store.
   __device__ uint32_t factor(uint32_t stage) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cuda/device/cluster_memory.cuh"
 #include "kernels/cuda/device/top_k_gather.cuh"
 
 // The way of the candidates of kernels/cuda/top_k.cu to the first block of a cluster.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cuda/device/shared_memory.cuh"
 #include "kernels/cuda/device/top_k_bins.cuh"
 
 // The filter of kernels/cuda/top_k.cu: a bound that somewhat more than k scores of a row reach, and

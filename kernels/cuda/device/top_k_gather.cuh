@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cuda/device/shared_memory.cuh"
 #include "kernels/cuda/device/top_k_row.cuh"
 #include "kernels/cuda/device/warp_scan.cuh"
 

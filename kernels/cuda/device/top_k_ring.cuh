@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/cuda/device/shared_memory.cuh"
 #include "kernels/cuda/device/top_k_filter.cuh"
 
 namespace lodestone::cuda::top_k {
@@ -43,7 +44,7 @@ struct RingRow {
   __device__ void Take(int batch, int stage, float4 (&to)[kSlots]) const {
     CopyAsyncWait<kStages - 1>();
 #pragma unroll
-    for (int i = 0; i < kSlots; ++i) to[i] = LoadShared4(Place(stage, i));
+    for (int i = 0; i < kSlots; ++i) to[i] = LoadSharedFloats(Place(stage, i));
     part.DropOthers(batch, to);
   }
 

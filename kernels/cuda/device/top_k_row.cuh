@@ -3,6 +3,7 @@
 #include <cooperative_groups.h>
 
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/cluster_memory.cuh"
 #include "kernels/cuda/device/score_key.cuh"
 #include "kernels/cuda/launchers.h"
 

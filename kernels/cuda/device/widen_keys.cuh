@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/numeric.cuh"
+#include "kernels/cuda/device/shared_memory.cuh"
 
 // fp8 and fp4 index keys widened to bf16 in registers: the A operands of m64nXk16 products
 // (wgmma.cuh), straight from a swizzled tile in shared memory. Thread t of a quad takes the codes
@@ -78,15 +79,6 @@ __device__ void WidenFp8(uint32_t keys, const KeyLane& lane, const F& use, uint3
     }
     if (step % 2 == 1) use(step / 2);
   }
-}
-
-// ld.shared.v2 (PTX manual 9.7.9.8); not moved across barriers.
-__device__ inline uint2 LoadSharedPair(uint32_t shared_address) {
-  uint2 pair;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
-               : "=r"(pair.x), "=r"(pair.y)
-               : "r"(shared_address));
-  return pair;
 }
 
 // A quarter of the dims of one row with any scales, or, once they are known to be 2^-55 .. 2^8, in
