@@ -112,7 +112,7 @@ void PrefillLink::HandleVerdict(const OfferReply& reply, std::vector<Event>& eve
   if (found == offers_.end() || found->second.ended) return;  // a repeated answer
   Outstanding& offer = found->second;
   if (reply.verdict == OfferVerdict::kReady) {
-    offer.ready = true;
+    if (offer.early && !offer.ready) offer.ready = clock_->Now();
     events.push_back({.kind = Event::Kind::kBound, .lease = offer.lease});
     if (offer.state == OfferState::kOffered) StartWriting(reply.link_seq, offer);
     return;
@@ -198,9 +198,10 @@ bool PrefillLink::HasOffersOf(LeaseId lease) const {
 absl::Status PrefillLink::CheckOffers(TimePoint now) const {
   int64_t bytes_in_flight = 0;
   for (const auto& [seq, offer] : offers_) {
+    const TimePoint since = std::max(offer.since, offer.ready.value_or(offer.since));
     if (offer.state == OfferState::kWriting) {
       bytes_in_flight += static_cast<int64_t>(offer.bytes.size());
-      const auto age = now - std::max(offer.since, last_write_);
+      const auto age = now - std::max(since, last_write_);
       // Before READY the peer's loop may be in a step.
       const auto limit = times_.MoveLimit(bytes_in_flight) +
                          (offer.early && !offer.ready ? times_.answer : milliseconds(0));
@@ -208,10 +209,11 @@ absl::Status PrefillLink::CheckOffers(TimePoint now) const {
       return absl::UnavailableError(absl::StrCat("stalled: bytes of offer ", seq,
                                                  " have not moved ", AgeAndLimit(age, limit)));
     }
-    if (now - offer.since <= times_.answer) continue;
-    const char* missing = offer.state == OfferState::kOffered ? "granted" : "committed";
-    return absl::UnavailableError(absl::StrCat("stalled: offer ", seq, " not ", missing, " ",
-                                               AgeAndLimit(now - offer.since, times_.answer)));
+    if (now - since <= times_.answer) continue;
+    const bool granted = offer.state != OfferState::kOffered && (!offer.early || offer.ready);
+    return absl::UnavailableError(absl::StrCat("stalled: offer ", seq, " not ",
+                                               granted ? "committed " : "granted ",
+                                               AgeAndLimit(now - since, times_.answer)));
   }
   return absl::OkStatus();
 }

@@ -101,10 +101,10 @@ class PrefillLink {
     int slot = -1;
     std::span<const std::byte> bytes = {};
     OfferState state = OfferState::kOffered;
-    TimePoint since{};   // of the state
-    bool early = false;  // written without READY
-    bool ready = false;  // has it
-    bool ended = false;  // has its verdict; only the writer still holds the slot
+    TimePoint since{};                    // of the state
+    bool early = false;                   // written without READY
+    std::optional<TimePoint> ready = {};  // when READY came, if it is early
+    bool ended = false;                   // has its verdict; only the writer still holds the slot
   };
 
   void Handle(ToPrefill message, std::vector<PrefillLinkEvent>& events);

@@ -363,7 +363,7 @@ void SlotReceiver::Scatter(DecodeLink& link, DecodeLink::Granted granted, Handof
                      target.CacheFor(offer.lease, offer.to_tokens).ok();
   if (!alive) {
     slots.GiveBack(granted.slot);
-    End(offer.lease);
+    if (Find(link, offer.lease) != nullptr) End(offer.lease);  // it may be another link's
     return link.Answer(offer.link_seq, OfferVerdict::kSkip, "the lease has ended");
   }
   options_.ops->ScatterRows({.runs = granted.runs,

@@ -10,9 +10,11 @@
 #include <grpcpp/health_check_service_interface.h>
 
 #include "base/logging.h"
+#include "base/processors.h"
 #include "base/status_macros.h"
 #include "monitoring/exposer.h"
 #include "proto/grpc_limits.h"
+#include "router/event_loop.h"
 #include "router/grpc_service.h"
 #include "router/http_service.h"
 #include "router/registry_service.h"
@@ -22,10 +24,6 @@ namespace lodestone {
 namespace {
 
 constexpr int kPoolThreads = 2;
-// How long the loop looks for more after work, on a machine with processors to spare.
-constexpr std::chrono::milliseconds kSpinFor{1};
-constexpr unsigned kProcessorsToSpin = 8;
-constexpr int kPauses = 16;
 constexpr char kInferenceName[] = "lodestone.v1.InferenceService";
 
 RegistryRules MakeRules(const RouterConfig& config, const ModelInfo& model) {
@@ -84,7 +82,7 @@ class RouterImpl final : public Router {
     tasks_.Spawn(registry_.WatchSilence());
     tasks_.Spawn(readiness_.Watch());
     tasks_.Spawn(UpdateGauges());
-    thread_ = std::thread([this]() { RunLoop(); });
+    thread_ = std::thread([this]() { RunEventLoop(loop_, SpinTime(UsableProcessors())); });
   }
 
   Ports ports() const override { return ports_; }
@@ -110,21 +108,6 @@ class RouterImpl final : public Router {
       worker.prefill = PrefillClient::Connect(loop_, worker.hello.address);
     } else {
       worker.decode = DecodeClient::Connect(loop_, worker.hello.address);
-    }
-  }
-
-  // As loop_.run(), but after work it looks for more without sleep for a while: to wake takes
-  // longer than most of what a request waits for here.
-  void RunLoop() {
-    const bool may_spin = std::thread::hardware_concurrency() >= kProcessorsToSpin;
-    TimePoint sleep_at{};
-    while (!loop_.stopped()) {
-      const bool spins = may_spin && RealClock()->Now() < sleep_at;
-      if ((spins ? loop_.poll() : loop_.run_one()) > 0) {
-        sleep_at = RealClock()->Now() + kSpinFor;
-      } else if (spins) {
-        for (int i = 0; i < kPauses; ++i) __builtin_ia32_pause();
-      }
     }
   }
 

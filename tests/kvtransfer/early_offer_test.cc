@@ -14,8 +14,7 @@ constexpr int64_t kLength = 700;
 
 // A link whose transport holds bytes until they are expected.
 struct EarlyPair : WorkerPair {
-  explicit EarlyPair(int num_slots = 16) : WorkerPair({.num_slots = num_slots}) {
-    network.takes_early_bytes = true;
+  explicit EarlyPair(int num_slots = 16) : WorkerPair({.num_slots = num_slots, .early = true}) {
     network.faults.to_decode = [this](ToDecode& message) {
       for (Offer& offer : message.offers) {
         if (alter) alter(offer);
@@ -159,6 +158,55 @@ TEST(EarlyOfferTest, OneThatDoesNotFitItsRowsEndsItsRequestAlone) {
   const auto next = pair.Prompt(kLength, 3);
   pair.ExpectIntact(pair.Finish(*next), *next);
   EXPECT_EQ(pair.receiver->num_links(), 1) << "the link has not failed";
+}
+
+// A lease of another link is not there for this one: what it says of it changes nothing.
+TEST(EarlyOfferTest, OneThatNamesARequestOfAnotherLinkLeavesItAlone) {
+  EarlyPair pair;
+  const auto prompt = pair.Prompt(kLength, 1);
+  const LeaseId lease = pair.Begin(prompt.get(), kLength);
+  pair.sender->GrowTo(lease, 100);
+  ASSERT_TRUE(pair.RunUntil([&] { return pair.sender->IsBound(lease); }));
+  const auto second = pair.MakeTestSender();
+  const auto bad = pair.Prompt(kLength, 2);
+  const LeaseId liar = pair.decode.Reserve(kLength);
+  pair.alter = [&](Offer& offer) {
+    if (offer.lease == liar) offer.lease = lease;
+  };
+  second->Begin(liar, pair.decode_instance, WorkerPair::kAddress, bad.get());
+  second->Finish(liar, WorkerPair::MakeHandoff(kLength));
+  std::vector<HandoffOutcome> refused;
+  ASSERT_TRUE(pair.RunUntil([&] { return !(refused = second->Pump()).empty(); }));
+  EXPECT_EQ(refused[0].status.code(), absl::StatusCode::kCancelled) << refused[0].status;
+  pair.receiver->Release(liar, "gone");
+  pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+  pair.ExpectIntact(lease, *prompt);
+  EXPECT_EQ(pair.receiver->num_links(), 2);
+  EXPECT_TRUE(pair.RunUntilIdle());
+}
+
+// A grant and a commit have their times one after the other, for early offers as for all.
+TEST(EarlyOfferTest, TheTimeOfACommitBeginsWithReady) {
+  for (bool early : {false, true}) {
+    SCOPED_TRACE(early ? "early" : "not early");
+    EarlyPair pair;
+    pair.network.takes_early_bytes = early;
+    const auto first = pair.Prompt(kLength, 1);
+    pair.ExpectIntact(pair.Finish(*first), *first);
+    const auto prompt = pair.Prompt(kLength, 2);
+    const LeaseId lease = pair.Finish(*prompt);
+    const auto long_step_of_decode = [&] {
+      pair.pump_receiver = false;
+      const TimePoint until = pair.clock.Now() + pair.options.times.answer * 3 / 4;
+      while (pair.clock.Now() < until) pair.Step();
+      pair.pump_receiver = true;
+      pair.Step();
+    };
+    long_step_of_decode();  // then its first offers are granted
+    long_step_of_decode();  // then they are committed
+    ASSERT_TRUE(pair.RunUntilOutcome(lease));
+    EXPECT_TRUE(pair.outcomes[lease].ok()) << pair.outcomes[lease];
+  }
 }
 
 TEST(EarlyOfferTest, MoreThanWereAgreedEndTheLink) {

@@ -2,6 +2,7 @@
 // every slot and every lease returned.
 #include <deque>
 #include <random>
+#include <tuple>
 
 #include <gtest/gtest.h>
 
@@ -25,6 +26,14 @@ void ExpectCleanEnd(WorkerPair& pair, LeaseId lease, const SequenceCache& prompt
   if (pair.decode.adopted.contains(lease)) {
     EXPECT_EQ(CacheBytes(*pair.decode.caches[lease], kLength), CacheBytes(prompt, kLength));
   }
+}
+
+// A pair whose first offers have their bytes on the way before they are granted, or one without.
+WorkerPair::Options With(bool early, int64_t slot_bytes = 4096) {
+  return {.prefill_slot_bytes = slot_bytes,
+          .decode_slot_bytes = slot_bytes,
+          .num_slots = early ? 16 : 4,
+          .early = early};
 }
 
 // After the fault, the same pair of workers hands over the next request.
@@ -103,19 +112,19 @@ struct SlotFaultCase {
 
 class SlotFaultTest : public testing::TestWithParam<SlotFaultCase> {};
 
-TEST_P(SlotFaultTest, EndsCleanlyInEverySlot) {
+void HitEverySlot(const SlotFaultCase& c, bool early) {
   for (uint64_t slot : {1, 2, 5, 9}) {
-    WorkerPair pair({.prefill_slot_bytes = 4096, .decode_slot_bytes = 4096});
+    WorkerPair pair(With(early));
     pair.network.faults.slot = [&](uint64_t seq, std::vector<std::byte>& bytes) {
       if (seq != slot) return LinkFault::kNone;
-      if (GetParam().cut_short) bytes.pop_back();
-      return GetParam().fault;
+      if (c.cut_short) bytes.pop_back();
+      return c.fault;
     };
     const auto prompt = pair.Prompt(kLength, 1);
     const LeaseId lease = pair.Begin(prompt.get(), kLength);
     pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
     ExpectCleanEnd(pair, lease, *prompt);
-    if (GetParam().fault == LinkFault::kDelay) {
+    if (c.fault == LinkFault::kDelay) {
       EXPECT_TRUE(pair.outcomes[lease].ok()) << pair.outcomes[lease];
     } else {
       EXPECT_FALSE(pair.outcomes[lease].ok());
@@ -124,6 +133,9 @@ TEST_P(SlotFaultTest, EndsCleanlyInEverySlot) {
     ExpectNextOneWorks(pair);
   }
 }
+
+TEST_P(SlotFaultTest, EndsCleanlyInEverySlot) { HitEverySlot(GetParam(), false); }
+TEST_P(SlotFaultTest, EndsCleanlyInEverySlotOfEarlyOffers) { HitEverySlot(GetParam(), true); }
 
 INSTANTIATE_TEST_SUITE_P(
     All, SlotFaultTest,
@@ -147,10 +159,10 @@ struct MessageFaultCase {
 class MessageFaultTest : public testing::TestWithParam<MessageFaultCase> {};
 
 // The n-th message in one direction suffers the fault, for every n of a whole hand-off.
-void HitEveryMessage(const MessageFaultCase& c, bool towards_decode) {
+void HitEveryMessage(const MessageFaultCase& c, bool towards_decode, bool early) {
   int num_messages = 1000;
   for (int hit = 0; hit < num_messages; ++hit) {
-    WorkerPair pair;
+    WorkerPair pair(With(early, 8192));
     int count = 0;
     const auto decide = [&](auto&) { return count++ == hit ? c.fault : LinkFault::kNone; };
     if (towards_decode) {
@@ -175,8 +187,12 @@ void HitEveryMessage(const MessageFaultCase& c, bool towards_decode) {
   EXPECT_GT(num_messages, 5);
 }
 
-TEST_P(MessageFaultTest, EndsCleanlyAtEveryMessageToDecode) { HitEveryMessage(GetParam(), true); }
-TEST_P(MessageFaultTest, EndsCleanlyAtEveryMessageToPrefill) { HitEveryMessage(GetParam(), false); }
+TEST_P(MessageFaultTest, EndsCleanlyAtEveryMessageToDecode) {
+  for (bool early : {false, true}) HitEveryMessage(GetParam(), /*towards_decode=*/true, early);
+}
+TEST_P(MessageFaultTest, EndsCleanlyAtEveryMessageToPrefill) {
+  for (bool early : {false, true}) HitEveryMessage(GetParam(), /*towards_decode=*/false, early);
+}
 
 INSTANTIATE_TEST_SUITE_P(All, MessageFaultTest,
                          testing::Values(MessageFaultCase{"Dropped", LinkFault::kDrop, false},
@@ -199,17 +215,19 @@ enum class Blow {
   kNewReceiver
 };
 
-std::string BlowName(const testing::TestParamInfo<Blow>& blow) {
+std::string BlowName(const testing::TestParamInfo<std::tuple<Blow, bool>>& named) {
   constexpr const char* kNames[] = {"Forget",       "Release",       "Break",      "Silence",
                                     "FreezeDecode", "FreezePrefill", "NewReceiver"};
-  return kNames[static_cast<int>(blow.param)];
+  const auto [blow, early] = named.param;
+  return std::string(kNames[static_cast<int>(blow)]) + (early ? "Early" : "");
 }
 
-class BlowTest : public testing::TestWithParam<Blow> {};
+class BlowTest : public testing::TestWithParam<std::tuple<Blow, bool>> {};
 
 TEST_P(BlowTest, AfterAnyNumberOfStepsEverythingIsReturned) {
+  const auto [blow, early] = GetParam();
   for (int steps = 0; steps < 25; ++steps) {
-    WorkerPair pair({.prefill_slot_bytes = 4096, .decode_slot_bytes = 4096});
+    WorkerPair pair(With(early));
     pair.network.faults.delay = std::chrono::milliseconds(10);
     // Bytes take a while, so that blows fall while they are under way.
     pair.network.faults.slot = [](uint64_t, std::vector<std::byte>&) { return LinkFault::kDelay; };
@@ -221,7 +239,7 @@ TEST_P(BlowTest, AfterAnyNumberOfStepsEverythingIsReturned) {
       pair.Step();
     }
     const bool was_over = pair.outcomes.contains(lease);
-    switch (GetParam()) {
+    switch (blow) {
       case Blow::kForget:
         pair.sender->Forget(lease, "the client left");
         break;
@@ -249,28 +267,31 @@ TEST_P(BlowTest, AfterAnyNumberOfStepsEverythingIsReturned) {
         pair.receiver = pair.MakeTestReceiver();
         break;
     }
-    if (GetParam() != Blow::kForget && !was_over) {
+    if (blow != Blow::kForget && !was_over) {
       if (steps <= 8) pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
       ASSERT_TRUE(pair.RunUntilOutcome(lease)) << steps << " steps";
     }
     ASSERT_TRUE(pair.RunUntilIdle()) << steps << " steps";
-    if (GetParam() == Blow::kForget && steps > 8 && !was_over) {
+    if (blow == Blow::kForget && steps > 8 && !was_over) {
       EXPECT_TRUE(pair.decode.adopted.contains(lease) || pair.decode.abandoned.contains(lease))
           << steps << " steps";
     }
-    if (GetParam() == Blow::kRelease) {
+    if (blow == Blow::kRelease) {
       EXPECT_FALSE(pair.decode.abandoned.contains(lease));
     }
-    if (GetParam() == Blow::kNewReceiver) continue;  // the old one forgot its leases with itself
+    if (blow == Blow::kNewReceiver) continue;  // the old one forgot its leases with itself
     pair.network.faults = {};
     ExpectNextOneWorks(pair);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BlowTest,
-                         testing::Values(Blow::kForget, Blow::kRelease, Blow::kBreak,
-                                         Blow::kSilence, Blow::kFreezeDecode, Blow::kFreezePrefill,
-                                         Blow::kNewReceiver),
+                         testing::Combine(testing::Values(Blow::kForget, Blow::kRelease,
+                                                          Blow::kBreak, Blow::kSilence,
+                                                          Blow::kFreezeDecode,
+                                                          Blow::kFreezePrefill,
+                                                          Blow::kNewReceiver),
+                                          testing::Bool()),
                          BlowName);
 
 TEST(FaultTest, SilentPeerIsDeadWithinThreeHeartbeats) {
@@ -464,23 +485,28 @@ TEST(FaultTest, ThousandRandomAbortsLeaveBothSidesIdle) {
 
 // ---- Named faults
 
+void HitFailpoint(const char* name, bool early) {
+  SCOPED_TRACE(std::string(name) + (early ? ", early" : ""));
+  WorkerPair pair(With(early));
+  ASSERT_TRUE(failpoint::Arm(name, "1*error(UNAVAILABLE)").ok());
+  const auto prompt = pair.Prompt(kLength, 1);
+  const LeaseId lease = pair.Begin(prompt.get(), kLength);
+  pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
+  ExpectCleanEnd(pair, lease, *prompt);
+  EXPECT_EQ(failpoint::NumHits(name), 1);
+  EXPECT_FALSE(pair.outcomes[lease].ok());
+  failpoint::DisarmAll();
+  ExpectNextOneWorks(pair);
+}
+
+// `write` and `grant` are hit by an early offer while its bytes are not granted.
 TEST(FaultTest, EveryFailpointEndsCleanly) {
   if (!kFailpointsEnabled) GTEST_SKIP() << "built without failpoints";
   for (const char* name :
        {"kvtransfer.link_open", "kvtransfer.link_accept", "kvtransfer.pack", "kvtransfer.offer",
         "kvtransfer.grant", "kvtransfer.write", "kvtransfer.commit", "kvtransfer.handoff",
         "kvtransfer.adopt", "kvtransfer.adopted"}) {
-    SCOPED_TRACE(name);
-    WorkerPair pair;
-    ASSERT_TRUE(failpoint::Arm(name, "1*error(UNAVAILABLE)").ok());
-    const auto prompt = pair.Prompt(kLength, 1);
-    const LeaseId lease = pair.Begin(prompt.get(), kLength);
-    pair.sender->Finish(lease, WorkerPair::MakeHandoff(kLength));
-    ExpectCleanEnd(pair, lease, *prompt);
-    EXPECT_EQ(failpoint::NumHits(name), 1);
-    EXPECT_FALSE(pair.outcomes[lease].ok());
-    failpoint::DisarmAll();
-    ExpectNextOneWorks(pair);
+    for (bool early : {false, true}) HitFailpoint(name, early);
   }
 }
 

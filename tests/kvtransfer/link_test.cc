@@ -94,9 +94,12 @@ TEST(LinkTest, OtherTransportOrWireVersionIsRefused) {
   EXPECT_EQ(CheckLinkOpen(terms, both, open).value(), 1u);
   EXPECT_NE(CheckLinkOpen(terms, other, open).status().message().find("loopback here, tcp there"),
             absl::string_view::npos);
-  open.wire_version = kLinkWireVersion + 1;
-  EXPECT_NE(CheckLinkOpen(terms, both, open).status().message().find("wire_version"),
-            absl::string_view::npos);
+  for (int theirs : {kLinkWireVersion - 1, kLinkWireVersion + 1}) {
+    open.wire_version = theirs;
+    EXPECT_EQ(CheckLinkOpen(terms, both, open).status().message(),
+              "wire_version: " + std::to_string(kLinkWireVersion) + " here, " +
+                  std::to_string(theirs) + " there");
+  }
 }
 
 TEST(LinkTest, TheFirstOfferThatCanComeUpIsChosen) {

@@ -154,6 +154,7 @@ class WorkerPair {
     LayoutDescriptor decode_layout = {};  // empty: as prefill
     int64_t max_context = 2048;
     int64_t max_sequences = 32;
+    bool early = false;  // the transport holds bytes that no grant is here for
   };
   WorkerPair() : WorkerPair(Options()) {}
   explicit WorkerPair(Options o)
@@ -162,6 +163,7 @@ class WorkerPair {
         ops(MakeReferenceOps()),
         prefill_pool(MakePool(options.shape, options.max_context, options.max_sequences)),
         decode(options.shape, options.max_context, options.max_sequences) {
+    network.takes_early_bytes = options.early;
     sender = MakeTestSender();
     receiver = MakeTestReceiver();
   }
