@@ -17,6 +17,7 @@
 namespace lodestone {
 
 // The Receiver of a decode worker. Made by MakeReceiver; the class is here for its tests.
+// receiver.cc has its links and leases, receiver_slots.cc its slots.
 //
 // A lease belongs to the link that first named or offered it. It ends here once: adopted, released
 // by decode, cancelled by prefill, or failed; from then on it is a tombstone. Calls into the target

@@ -18,6 +18,7 @@
 namespace lodestone {
 
 // The Sender of a prefill worker. Made by MakeSender; the class is here for its tests.
+// sender.cc has its peers and leases, sender_slots.cc its slots.
 class SlotSender final : public Sender {
  public:
   static absl::StatusOr<std::unique_ptr<SlotSender>> Create(SenderOptions options);
