@@ -9,8 +9,8 @@
 
 #include "bench/gpu/ceilings.cuh"
 #include "kernels/cuda/gemm.h"
-#include "kernels/cuda/packed_matrix.h"
 #include "kernels/cuda/op_launchers.h"
+#include "kernels/cuda/packed_matrix.h"
 
 namespace lodestone::cuda::bench {
 namespace {
@@ -117,8 +117,7 @@ void BenchMoe(int64_t tokens, WeightFormat routed_format, WeightFormat shared_fo
   const DeviceArray<int32_t> experts(static_cast<size_t>(tokens * kChosen));
   const DeviceArray<float> shares(static_cast<size_t>(tokens * kChosen));
   const DeviceArray<uint16_t> out(static_cast<size_t>(tokens * kHidden));
-  const int64_t scratch_bytes =
-      MoeExpertsScratchBytes(tokens, kChosen, kHidden, kWidth, kExperts);
+  const int64_t scratch_bytes = MoeExpertsScratchBytes(tokens, kChosen, kHidden, kWidth, kExperts);
   const DeviceArray<uint8_t> scratch(static_cast<size_t>(scratch_bytes));
   PackedWeight gate_weight;
   gate_weight.n = kExperts;
@@ -168,13 +167,13 @@ void BenchMoe(int64_t tokens, WeightFormat routed_format, WeightFormat shared_fo
   std::vector<bool> touched(kExperts);
   for (const int32_t expert : experts.Read()) touched[static_cast<size_t>(expert)] = true;
   const double used = 1 + static_cast<double>(std::count(touched.begin(), touched.end(), true));
-  report.Add("moe experts",
-             std::to_string(tokens) + " tok, " + std::to_string(static_cast<int>(used)) + " used " +
-                 std::string(Name(routed_format)),
-             us,
-             {.bytes = used * 3 *
-                       static_cast<double>(StoredWeightBytes(routed_format, kWidth, kHidden)),
-              .flops = static_cast<double>(tokens * (kChosen + 1)) * 6 * kWidth * kHidden});
+  report.Add(
+      "moe experts",
+      std::to_string(tokens) + " tok, " + std::to_string(static_cast<int>(used)) + " used " +
+          std::string(Name(routed_format)),
+      us,
+      {.bytes = used * 3 * static_cast<double>(StoredWeightBytes(routed_format, kWidth, kHidden)),
+       .flops = static_cast<double>(tokens * (kChosen + 1)) * 6 * kWidth * kHidden});
 }
 
 void BenchRows(int64_t tokens, Report& report) {
@@ -207,8 +206,7 @@ void BenchRows(int64_t tokens, Report& report) {
                       .weight = View(*weight, DType::kF32, {tokens, kHeads})},
                      stream);
   });
-  report.Add("index query", std::to_string(tokens) + " tok", index_us,
-             {.bytes = row_bytes * 128});
+  report.Add("index query", std::to_string(tokens) + " tok", index_us, {.bytes = row_bytes * 128});
 }
 
 // The rows between an indexed layer's products in a decode step, and all that they read and write.
@@ -338,8 +336,7 @@ int Main(int argc, char** argv) {
     BenchBoundary(tokens, kHidden, false, report);
     BenchBoundary(tokens, 7168, true, report);
   }
-  constexpr WeightFormat kFormats[] = {WeightFormat::kBf16, WeightFormat::kFp8,
-                                       WeightFormat::kFp4};
+  constexpr WeightFormat kFormats[] = {WeightFormat::kBf16, WeightFormat::kFp8, WeightFormat::kFp4};
   for (const WeightFormat format : kFormats) {
     for (int64_t tokens : {1, 16, 64}) {
       BenchLinear(tokens, 4096, 4096, format, report);
@@ -355,8 +352,7 @@ int Main(int argc, char** argv) {
   for (int64_t tokens : {1, 32}) {
     for (const bool fused : {true, false}) BenchAttentionRows(tokens, fused, report);
   }
-  const auto experts =
-      Filled<uint16_t>((kExperts + 1) * 3 * kWidth * kHidden, FillKind::kBf16, 9);
+  const auto experts = Filled<uint16_t>((kExperts + 1) * 3 * kWidth * kHidden, FillKind::kBf16, 9);
   for (int64_t tokens : {1, 32, 2048}) {
     BenchMoe(tokens, WeightFormat::kBf16, WeightFormat::kBf16, *experts, report);
     BenchMoe(tokens, WeightFormat::kFp4, WeightFormat::kFp8, *experts, report);

@@ -88,8 +88,7 @@ __device__ void ChooseHighest(const MoeRouteArgs& args, const float* biased, int
   Candidate own = FindBest(biased, args.num_experts, taken);
   for (int pick = 0; pick < args.chosen; ++pick) {
     const uint32_t highest = __reduce_max_sync(~0u, own.order);
-    const int expert =
-        __reduce_min_sync(~0u, own.order == highest ? own.expert : kMaxExperts);
+    const int expert = __reduce_min_sync(~0u, own.order == highest ? own.expert : kMaxExperts);
     if (expert == own.expert && expert < kMaxExperts) {
       taken |= 1u << (expert / 32);
       own = FindBest(biased, args.num_experts, taken);
@@ -157,12 +156,11 @@ __device__ void ScoreShare(const MoeRouteArgs& args, int64_t first_token, const 
           const int64_t token = first_token + row;
           return token < args.num_tokens ? args.x + token * args.x_stride : nullptr;
         },
-        WeightRows<WeightFormat::kBf16>{
-            .values = reinterpret_cast<const uint8_t*>(args.gate +
-                                                       static_cast<int64_t>(first) * args.hidden),
-            .scales = nullptr,
-            .first = first,
-            .k = args.hidden},
+        WeightRows<WeightFormat::kBf16>{.values = reinterpret_cast<const uint8_t*>(
+                                            args.gate + static_cast<int64_t>(first) * args.hidden),
+                                        .scales = nullptr,
+                                        .first = first,
+                                        .k = args.hidden},
         share.end - first, shared.tile);
     __syncthreads();
     if (first == share.begin) ClusterWait();  // the others' shared memory exists

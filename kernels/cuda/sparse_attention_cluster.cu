@@ -15,6 +15,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/attention_cluster.cuh"
+#include "kernels/cuda/device/attention_dims.cuh"
 #include "kernels/cuda/device/attention_exchange.cuh"
 #include "kernels/cuda/device/attention_keys.cuh"
 #include "kernels/cuda/device/attention_math.cuh"
@@ -98,22 +99,13 @@ template <typename Tile>
 __device__ void StoreDims(const SparseAttentionArgs& args, const ClusterWork& work,
                           const float (&sums)[Tile::kBlockDims / 2],
                           const ClusterShared<Tile>& shared) {
-  constexpr int kFirstRope = (Tile::kDims - Tile::kRopeDims) / Tile::kBlockDims;
   const int pair = static_cast<int>(threadIdx.x % 4);
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const int row = static_cast<int>(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4) + 8 * j;
     const int head = work.head + row;
     if (row >= Tile::kHeads || head >= args.num_heads) continue;
-    const float inverse = shared.inverse[row];
-    uint16_t* const out = args.out + (work.token * args.num_heads + head) * Tile::kDims +
-                          work.rank * Tile::kBlockDims + 2 * pair;
-#pragma unroll
-    for (int i = 0; i < Tile::kBlockDims / 8; ++i) {  // blocks of 8 dims
-      uint32_t word = PackBf16(sums[4 * i + 2 * j] * inverse, sums[4 * i + 2 * j + 1] * inverse);
-      if (work.rank >= kFirstRope) word = RotateBack(word, shared.angles[4 * i + pair]);
-      *reinterpret_cast<uint32_t*>(out + 8 * i) = word;
-    }
+    StoreHeadDims<Tile>(args, work, head, pair, j, shared.inverse[row], sums, shared);
   }
 }
 

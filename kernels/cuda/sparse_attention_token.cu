@@ -19,6 +19,7 @@
 // 640 keys, of which the bytes are 0.2.
 
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/device/attention_dims.cuh"
 #include "kernels/cuda/device/attention_groups.cuh"
 #include "kernels/cuda/device/attention_token.cuh"
 #include "kernels/cuda/device/attention_token_products.cuh"
@@ -37,7 +38,6 @@ enum NamedBarrier : int { kAnglesFound = 1, kStepsSummed, kListed, kStored, kSco
 __device__ void StoreTokenDims(const SparseAttentionArgs& args, const ClusterWork& work, bool exact,
                                const float (&sums)[Tile::kBlockDims / 2],
                                const TokenShared& shared) {
-  constexpr int kFirstRope = (Tile::kDims - Tile::kRopeDims) / Tile::kBlockDims;
   const int pair = static_cast<int>(threadIdx.x % 4);
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
@@ -47,14 +47,7 @@ __device__ void StoreTokenDims(const SparseAttentionArgs& args, const ClusterWor
     const float2 inverse = shared.inverse[row];
     const int exponent = exact ? 0 : -static_cast<int>(inverse.y);
     const float factor = inverse.x * __int_as_float((exponent + 127) << 23);
-    uint16_t* const out = args.out + (work.token * args.num_heads + head) * Tile::kDims +
-                          work.rank * Tile::kBlockDims + 2 * pair;
-#pragma unroll
-    for (int i = 0; i < Tile::kBlockDims / 8; ++i) {  // blocks of 8 dims
-      uint32_t word = PackBf16(sums[4 * i + 2 * j] * factor, sums[4 * i + 2 * j + 1] * factor);
-      if (work.rank >= kFirstRope) word = RotateBack(word, shared.angles[4 * i + pair]);
-      *reinterpret_cast<uint32_t*>(out + 8 * i) = word;
-    }
+    StoreHeadDims<Tile>(args, work, head, pair, j, factor, sums, shared);
   }
 }
 

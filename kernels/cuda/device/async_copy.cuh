@@ -201,11 +201,10 @@ __device__ inline void CopyAsync16(uint32_t shared_address, const void* global, 
         "l"(global), "n"(kSharedOffset), "n"(kGlobalOffset), "l"(policy)
         : "memory");
   } else {
-    asm volatile(
-        "cp.async.cg.shared.global.L2::cache_hint [%0 + %2], [%1 + %3], 16, %4;" ::"r"(
-            shared_address),
-        "l"(global), "n"(kSharedOffset), "n"(kGlobalOffset), "l"(policy)
-        : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0 + %2], [%1 + %3], 16, %4;" ::"r"(
+                     shared_address),
+                 "l"(global), "n"(kSharedOffset), "n"(kGlobalOffset), "l"(policy)
+                 : "memory");
   }
 }
 

@@ -107,9 +107,9 @@ __device__ inline void ListSinks(const SparseAttentionArgs& args, const Attentio
 
 // What is left to do for a block's first item, once the kernel ahead has ended: its queries, at
 // once, ahead of all keys but those of CopyOldKeys. By the listing warp.
-__device__ inline void BeginFirstItem(const SparseAttentionArgs& args,
-                                      const AttentionSplits& split, const CUtensorMap& query_map,
-                                      const AttentionPolicies& policy, AttentionShared& shared) {
+__device__ inline void BeginFirstItem(const SparseAttentionArgs& args, const AttentionSplits& split,
+                                      const CUtensorMap& query_map, const AttentionPolicies& policy,
+                                      AttentionShared& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const AttentionItem item = ItemOf(args, split.splits, static_cast<int>(blockIdx.x));
   ItemList& list = shared.lists[0];

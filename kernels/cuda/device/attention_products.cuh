@@ -78,8 +78,8 @@ __device__ inline void AddValues(const uint8_t* probs, const uint8_t* values, Ha
 __device__ inline void QueueValues(const uint8_t* probs, const uint8_t* values, int part,
                                    float (&sums)[64]) {
   const uint64_t probs_tile = RowTileDescriptor(SharedAddress(probs));
-  const uint64_t base = ColumnTileDescriptor(
-      SharedAddress(values) + part * 2 * kLatentSliceBytes, kLatentSliceBytes);
+  const uint64_t base =
+      ColumnTileDescriptor(SharedAddress(values) + part * 2 * kLatentSliceBytes, kLatentSliceBytes);
   WgmmaFence();
 #pragma unroll
   for (int i = 0; i < kAttentionKeys / 16; ++i) {

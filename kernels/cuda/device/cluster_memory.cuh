@@ -25,9 +25,7 @@ __device__ inline void ClusterArrive() {
 __device__ inline void ClusterArriveRelaxed() {
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
-__device__ inline void ClusterWait() {
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
+__device__ inline void ClusterWait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 // mapa (9.7.9.24): where a place of this block's shared memory is in block `rank` of the cluster.
 __device__ inline uint32_t ClusterAddress(const void* shared, int rank) {
@@ -93,10 +91,10 @@ __device__ inline void StoreAsyncIf(bool stores, uint32_t to, uint2 value, uint3
 // mbarrier.arrive.expect_tx (9.7.13.15.13) on a barrier of a block of the cluster (ClusterAddress).
 // It says nothing of earlier stores of this thread, unlike those that count for the barrier.
 __device__ inline void BarrierArriveExpectAt(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(
-                   barrier),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier),
+      "r"(bytes)
+      : "memory");
 }
 
 // BarrierWait that also sees what other blocks of the cluster stored by StoreAsync.

@@ -187,9 +187,7 @@ class HcStreamUpdate {
 
   __device__ static int Rank() { return static_cast<int>(threadIdx.x) - kFirstThread; }
   __device__ static int FirstChannel() { return Rank() % kTokenThreads * kVector; }
-  __device__ bool IsLeft() const {
-    return Rank() >= 0 && t_ < kTokens && channel_ < slice_.count;
-  }
+  __device__ bool IsLeft() const { return Rank() >= 0 && t_ < kTokens && channel_ < slice_.count; }
   __device__ bool Exists() const { return first_token_ + t_ < args_.num_tokens; }
   __device__ Packed* Stream(int k) const {
     return reinterpret_cast<Packed*>(place_.streams + k * args_.stream_stride);

@@ -17,7 +17,7 @@ struct HcTile {
   static constexpr int kPreSums = 8;                        // pre and squares, in rows of 16 bytes
   static constexpr int kPaddedSums = 28;                    // the same of all
   static constexpr int kSlices = 16;                        // of the channels: blocks of a cluster
-  static constexpr int kFlashChannels = 4096 / kSlices;  // of a width that has its own code
+  static constexpr int kFlashChannels = 4096 / kSlices;     // of a width that has its own code
   static constexpr int kChunk = 8;  // channels that a lane collapses at once
   static constexpr int kMaxHidden = 8192;
   static constexpr int kMaxChunks = kMaxHidden / kSlices / kChunk / 32;  // of a lane

@@ -40,7 +40,7 @@ struct IndexScoresTile : IndexDims {
   static constexpr bool kSharedTables = kTokens == 1;  // else registers are short
   static constexpr int kFewTiles = 4;  // of a token group in a block: not worth making integers
   static constexpr int kKeyWarps = kMathGroups == 3 && !kHasIntegers ? 3 : 2;
-  static constexpr int kThreads = kMathThreads + 128;  // and key warps, then others
+  static constexpr int kThreads = kMathThreads + 128;  // key warps, query or integer warps
   static constexpr int kPayloadBytes =
       kTileEntries * static_cast<int>(IndexKeyRowBytes(kFormat, kDims).payload);
   static constexpr int kScaleBytes =
