@@ -253,9 +253,10 @@ void LaunchHcBoundary(const HcBoundaryParams& p, cudaStream_t stream) {
   args.old_post_stride = p.post.post.strides[0];
   args.old_comb = p.post.comb.as<float>();
   args.old_comb_stride = p.post.comb.strides[0];
-  RequireArgument(args.old_post_stride % 4 == 0 && args.old_comb_stride % 4 == 0,
-                  "LaunchHcBoundary", "rows of post and comb are not 16 bytes apart",
-                  args.old_post_stride);
+  RequireArgument(args.old_post_stride % 4 == 0, "LaunchHcBoundary",
+                  "rows of post are not multiples of 16 bytes apart", args.old_post_stride);
+  RequireArgument(args.old_comb_stride % 4 == 0, "LaunchHcBoundary",
+                  "rows of comb are not multiples of 16 bytes apart", args.old_comb_stride);
   Launch(args, stream);
 }
 

@@ -159,6 +159,7 @@ template <IndexKeyFormat kFormat, int kTokens>
 void LaunchTile(const IndexScoresArgs& args, cudaStream_t stream) {
   using Tile = IndexScoresTile<kFormat, kTokens>;
   constexpr int kSharedBytes = static_cast<int>(sizeof(IndexScoresShared<Tile>));
+  static_assert(kSharedBytes <= 227 * 1024);
   const auto kernel = IndexScoresKernel<Tile>;
   CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));

@@ -28,7 +28,8 @@ TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processor
   tile.alone = true;
   // Blocks of a cluster pay for what they tell each other if each keeps 8,192 entries, two alone
   // 16,384. Clusters of more than two do not all run at once if they need nearly all processors
-  // (4 blocks a row: 29 rows do, 31 take 1.4 times as long as by 2).
+  // (4 blocks a row: 29 rows do, 31 take 1.4 times as long as by 2). So 132 processors take up to
+  // 24 rows by 4 blocks, 12 of many scores or 8 others by 8.
   constexpr int64_t kManyScores = int64_t{1} << 21;  // 8 MiB
   const bool many = num_rows * max_visible >= kManyScores;
   const auto fit = [&](int64_t blocks) { return blocks * num_rows <= num_processors; };
