@@ -60,55 +60,6 @@ __device__ void ScoreSteps(int num_keys, int num_steps, int rank, float scale,
   if (rank >= num_steps) ClusterArriveRelaxed();
 }
 
-template <typename Tile>
-__device__ uint64_t ValuesDescriptor(uint32_t shared_address) {
-  if constexpr (Tile::kBlockDims == 32) {
-    return NarrowTileDescriptor(shared_address);
-  } else {
-    return ColumnTileDescriptor(shared_address, Tile::kKeys * Tile::kValueRowBytes);
-  }
-}
-
-// sums = probabilities x this block's dims of the values.
-template <typename Tile>
-__device__ void SumValues(int num_steps, const ClusterShared<Tile>& shared,
-                          float (&sums)[Tile::kBlockDims / 2]) {
-  using Results = StepResults<Tile::kHeads, Tile::kMaxSteps>;
-#pragma unroll
-  for (float& sum : sums) sum = 0;
-  uint64_t probs = RowTileDescriptor(SharedAddress(shared.results.steps));
-  uint64_t values = ValuesDescriptor<Tile>(SharedAddress(shared.values));
-  WgmmaFence();
-#pragma unroll 1
-  for (int step = 0; step < num_steps; ++step) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      WgmmaSharedAColumns(sums, AdvanceTile(probs, i * 32),
-                          AdvanceTile(values, i * 16 * Tile::kValueRowBytes), true);
-    }
-    probs = AdvanceTile(probs, sizeof(typename Results::Step));
-    values = AdvanceTile(values, sizeof(shared.values[0]));
-  }
-  WgmmaCommit();
-  WgmmaWait<0>();
-  HoldRegisters(sums);
-}
-
-// Divides, rounds, rotates back and stores this block's dims.
-template <typename Tile>
-__device__ void StoreDims(const SparseAttentionArgs& args, const ClusterWork& work,
-                          const float (&sums)[Tile::kBlockDims / 2],
-                          const ClusterShared<Tile>& shared) {
-  const int pair = static_cast<int>(threadIdx.x % 4);
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const int row = static_cast<int>(threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4) + 8 * j;
-    const int head = work.head + row;
-    if (row >= Tile::kHeads || head >= args.num_heads) continue;
-    StoreHeadDims<Tile>(args, work, head, pair, j, shared.inverse[row], sums, shared);
-  }
-}
-
 // Sends the results of this block's steps to all other blocks and stores them here, twice: their
 // place among all changes once all have come. By the first warpgroup.
 template <typename Tile>
