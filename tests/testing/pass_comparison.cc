@@ -84,6 +84,13 @@ void CompareStreams(size_t layer, const std::vector<double>& errors, const PassT
   findings.AtMost("the worst token's error", errors.back(), tolerance.any);
 }
 
+// How many of so many tokens may choose otherwise, each with the probability `share`: few tokens
+// scatter more, so two standard deviations more, and one.
+double AllowedOthers(int64_t tokens, double share) {
+  const double expected = share * static_cast<double>(tokens);
+  return expected + 2 * std::sqrt(expected * (1 - share)) + 1;
+}
+
 void CompareChoices(const std::string& what, const Choice& got, const Choice& want, double margin,
                     double share, Findings& findings) {
   OpDifference difference;
@@ -99,7 +106,7 @@ void CompareChoices(const std::string& what, const Choice& got, const Choice& wa
   findings.AtMost("the exchanged " + what + "' difference", difference.worst_choice, margin);
   findings.AtMost("the number of tokens with other " + what,
                   static_cast<double>(difference.different_choices),
-                  1 + share * static_cast<double>(tokens));
+                  AllowedOthers(tokens, share));
 }
 
 }  // namespace
