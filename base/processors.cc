@@ -1,5 +1,7 @@
 #include "base/processors.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +16,13 @@ constexpr double kNoQuota = std::numeric_limits<double>::infinity();
 
 double Processors(double quota_us, double period_us) {
   return quota_us > 0 && period_us > 0 ? quota_us / period_us : kNoQuota;
+}
+
+// Those that the calling thread may run on (cpuset, taskset): hardware_concurrency counts all.
+int AllowedProcessors() {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) return CPU_COUNT(&allowed);
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 // Both versions; a file that is missing or says "max" or -1 limits nothing.
@@ -60,8 +69,8 @@ double CpuQuota(const std::string& proc_cgroup, const std::string& root) {
 int UsableProcessors() {
   std::ostringstream groups;
   groups << std::ifstream("/proc/self/cgroup").rdbuf();
-  const double runs_on = std::max(1u, std::thread::hardware_concurrency());
-  const double usable = std::min(runs_on, CpuQuota(groups.str(), "/sys/fs/cgroup"));
+  const double usable =
+      std::min<double>(AllowedProcessors(), CpuQuota(groups.str(), "/sys/fs/cgroup"));
   return std::max(1, static_cast<int>(usable));
 }
 

@@ -4,9 +4,9 @@
 
 namespace lodestone {
 
-// How many processors this process can keep busy, at least 1: those it may run on, or fewer where a
-// cgroup (the CPU limit of a container) has less time for it. Beyond that time the kernel stops all
-// its threads for a while. Reads files; any thread.
+// How many processors this process can keep busy, at least 1: those the calling thread may run on,
+// or fewer where a cgroup (the CPU limit of a container) has less time for it. Beyond that time the
+// kernel stops all its threads for a while. Reads files; any thread.
 int UsableProcessors();
 
 // The smallest CPU quota of the cgroups that `proc_cgroup` (the text of /proc/self/cgroup) names

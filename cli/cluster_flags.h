@@ -46,7 +46,8 @@ struct ClusterFlags {
     visit(index_k, "index-k", "index keys as bf16, fp8 or fp4", "Workers");
     visit(kv, "kv", "latents as bf16 or fp8", "Workers");
     visit(memory, "memory", "bytes that each worker may use, e.g. 1GiB", "Workers");
-    visit(threads, "threads", "compute threads of each worker; 0 = one per processor", "Workers");
+    visit(threads, "threads", "compute threads of each worker; 0 = one per processor it may use",
+          "Workers");
     visit(max_sequences, "max-sequences", "most requests at once on a worker", "Workers");
     visit(max_context, "max-context", "most tokens of one request", "Workers");
     visit(chunk_tokens, "chunk-tokens", "prompt tokens of one prefill step", "Workers");

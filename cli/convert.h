@@ -29,7 +29,7 @@ struct ConvertConfig {
           FieldTraits{.allowed = {"official", "fp8", "fp4", "bf16"}, .required = true});
     visit(overlay, "overlay", "safetensors file whose tensors replace those of the source",
           "Checkpoint");
-    visit(threads, "threads", "threads; 0 = one per processor", "Compute");
+    visit(threads, "threads", "threads; 0 = one per processor it may use", "Compute");
   }
 };
 

@@ -38,7 +38,8 @@ struct PlanConfig {
           "Cache");
     visit(max_sequences, "concurrency", "most requests at once: the worker's --max-sequences",
           "Cache");
-    visit(threads, "threads", "compute threads, as the worker's own flag; 0 = one per processor",
+    visit(threads, "threads",
+          "compute threads, as the worker's own flag; 0 = one per processor it may use",
           "Compute");
     visit(chunk_tokens, "chunk-tokens", "tokens of one step, as the prefill worker's own flag",
           "Compute");

@@ -26,7 +26,7 @@ struct SynthesizeConfig {
     visit(seed, "seed", "equal seeds make equal checkpoints", "Checkpoint");
     visit(tokenizer, "tokenizer", "folder whose tokenizer files are copied, for serving",
           "Checkpoint");
-    visit(threads, "threads", "threads; 0 = one per processor", "Compute");
+    visit(threads, "threads", "threads; 0 = one per processor it may use", "Compute");
   }
 };
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <thread>
 
 #include "base/bytes.h"
+#include "base/processors.h"
 #include "base/status_macros.h"
 #include "model/checkpoint.h"
 
@@ -30,7 +30,7 @@ absl::StatusOr<int> WriterThreads(int64_t threads) {
                                       std::to_string(kMaxThreads) + " are possible");
   }
   if (threads > 0) return static_cast<int>(threads);
-  return std::clamp<int>(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxThreads);
+  return static_cast<int>(std::min<int64_t>(UsableProcessors(), kMaxThreads));
 }
 
 LoadProgress WriteProgress(Progress& progress, const std::string& directory) {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <map>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "base/logging.h"
 #include "base/out_of_memory.h"
+#include "base/processors.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "engine/batch.h"
@@ -64,7 +64,7 @@ ForwardLimits LimitsOf(const EngineOptions& options, int64_t max_context) {
 
 int NumComputeThreads(const EngineOptions& options) {
   if (options.num_threads > 0) return options.num_threads;
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return UsableProcessors();
 }
 
 absl::StatusOr<MemoryPlan> PlanEngine(const EngineOptions& options, const ModelConfig& config,

@@ -103,7 +103,7 @@ constexpr int64_t WorstCaseTokens(int64_t num_tokens, int32_t num_generated,
   return num_tokens + sampling.max_new_tokens - num_generated;
 }
 
-// The compute threads that the options ask for; 0 means one per processor.
+// The compute threads that the options ask for; 0: UsableProcessors().
 int NumComputeThreads(const EngineOptions& options);
 
 // How the memory of an engine with these options would be divided; what Engine::Create uses, and

@@ -27,7 +27,7 @@ struct EngineOptions {
 
   DeviceId device;      // where weights, caches and ops are; memory_limit_bytes is of its memory
   bool cuda_graphs = true;  // decode steps of a CUDA device as graphs, for few launches
-  int num_threads = 0;  // at most kMaxComputeThreads; 0: one per processor
+  int num_threads = 0;  // at most kMaxComputeThreads; 0: one per usable processor
   int64_t memory_limit_bytes = int64_t{1} << 30;
   int64_t max_sequences = 16;
   int64_t max_context_tokens = 0;  // 0: what the model allows; more than it allows is refused

@@ -58,8 +58,9 @@ void PrefillLink::Handle(ToPrefill message, std::vector<Event>& events) {
                              absl::StrCat("refused: ", std::string(message.refuse.message()))));
   }
   if (message.accept) HandleAccept(*message.accept);
-  for (LeaseId lease : message.bound)
+  for (LeaseId lease : message.bound) {
     events.push_back({.kind = Event::Kind::kBound, .lease = lease});
+  }
   for (const OfferReply& reply : message.offers) {
     if (state_ == State::kDead) return;
     HandleVerdict(reply, events);

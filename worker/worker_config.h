@@ -57,7 +57,7 @@ struct WorkerConfig {
     visit(cuda_graphs, "cuda-graphs",
           "decode steps of a CUDA device as graphs; off: every kernel launched by itself",
           "Compute", FieldTraits{.allowed = {"on", "off"}});
-    visit(threads, "threads", "compute threads of the device cpu; 0 = one per processor",
+    visit(threads, "threads", "compute threads of the device cpu; 0 = one per processor it may use",
           "Compute");
     visit(memory, "memory",
           "bytes of the device for weights, caches, buffers and scratch together; what NCCL takes "

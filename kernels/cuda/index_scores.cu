@@ -8,9 +8,9 @@
 // Every format runs the same products in the same order (m64n64k16 or m64n128k16, k ascending by
 // 16) on bf16 operands: bf16 keys straight from shared memory, fp8 and fp4 keys widened into
 // registers (device/widen_keys.cuh). fp4 keys and queries that hold small integers times a power of
-// two, as nearly all that were rounded to fp4 do, are multiplied as such (m64n64k32, twice the
-// rate; device/index_integers.cuh): exactly, like the bf16 products of the same values. So fp4 keys
-// that hold what bf16 keys would give the same bits.
+// two are multiplied as such (m64n64k32, twice the rate; device/index_integers.cuh): exactly, like
+// the bf16 products of the same values. So fp4 keys that hold what bf16 keys would give the same
+// bits, but where sums of bf16 keys leave the range of fp32.
 //
 // In decode the ring fills while the kernels ahead in the stream still run: their last blocks leave
 // the memory idle, and only a token's last entry can be theirs. Some processors read faster than

@@ -1,5 +1,7 @@
 #include "base/processors.h"
 
+#include <sched.h>
+
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -56,6 +58,18 @@ TEST_F(CpuQuotaTest, IsInfiniteWithoutOneOrWithNonsense) {
   for (const char* groups : {"", "::", "nonsense\n", "0:", "0::/none/../../..\n"}) {
     EXPECT_TRUE(std::isinf(Quota(groups))) << groups;
   }
+}
+
+TEST(UsableProcessorsTest, OfAPinnedThreadAreOne) {
+  int usable = 0;
+  std::thread([&usable] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    usable = UsableProcessors();
+  }).join();
+  EXPECT_EQ(usable, 1);
 }
 
 TEST(UsableProcessorsTest, AreAtLeastOneAndNoMoreThanThereAre) {

@@ -32,7 +32,7 @@ struct PassTolerance {
   double first = 0, later = 0, any = 0;
   // Between what two choices of one token exchange, as a share of its largest score.
   double expert_margin = 0, entry_margin = 0;
-  // Of the tokens of a layer, that may choose otherwise; of few tokens more may, by chance.
+  // Of the tokens of a layer, that may choose otherwise; one always, and of 8 or fewer some more.
   double other_experts = 0, other_entries = 0;
 };
 
