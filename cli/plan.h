@@ -41,7 +41,9 @@ struct PlanConfig {
     visit(threads, "threads",
           "compute threads, as the worker's own flag; 0 = one per processor it may use",
           "Compute");
-    visit(chunk_tokens, "chunk-tokens", "tokens of one step, as the prefill worker's own flag",
+    visit(chunk_tokens, "chunk-tokens",
+          "tokens of one step, as the prefill worker's own flag, whose auto is 512 on the CPU and "
+          "4,096 on a CUDA device",
           "Compute");
     visit(staging_slot, "staging-slot", "bytes of one hand-off slot", "Compute");
     visit(staging_slots, "staging-slots", "number of hand-off slots", "Compute");

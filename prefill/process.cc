@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<PrefillProcess>> PrefillProcess::Start(const Pref
                            .drain_timeout = config.worker.drain_timeout,
                            .drain = &host.drain(),
                            .waker = parts->waker});
-  host.board().SetHangLimit(HangLimitFor(chunk_tokens));
+  host.board().SetHangLimit(HangLimitFor(chunk_tokens, engine.options().device));
   parts->service = std::make_unique<PrefillService>(parts->worker.get());
   RETURN_IF_ERROR(host.Serve(config.grpc_port, {parts->service.get()}));
   return std::unique_ptr<PrefillProcess>(new PrefillProcess(std::move(parts)));

@@ -12,8 +12,9 @@ std::string Seconds(std::chrono::nanoseconds time) {
 
 }  // namespace
 
-std::chrono::milliseconds HangLimitFor(int64_t step_tokens) {
-  return kLoopHangs * std::max<int64_t>(1, step_tokens / kHangStepTokens);
+std::chrono::milliseconds HangLimitFor(int64_t step_tokens, DeviceId device) {
+  const int64_t tokens = device.is_host() ? kHangLayerTokens : kHangCudaStepTokens;
+  return kLoopHangs * std::max<int64_t>(1, step_tokens / tokens);
 }
 
 void StatusBoard::SetHangLimit(std::chrono::milliseconds limit) {

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "runtime/device.h"
 
 namespace lodestone {
 
@@ -35,14 +36,15 @@ struct WorkerStatus {
 };
 
 // A loop that sets no status and notes no progress for so long hangs: a router is to hear of it
-// within 5 s. Progress is noted after each layer of a step, so that a slow processor is no hang; a
-// device takes all layers at once: there a step of `kHangStepTokens` tokens must be done in that
-// time. A worker of longer steps gets more of it.
+// within 5 s. The CPU notes progress after each layer of a step, of which `kHangLayerTokens` tokens
+// must be done in that time; a CUDA device takes all layers at once: there it is a whole step of
+// `kHangCudaStepTokens` tokens. A worker of longer steps gets more time.
 inline constexpr std::chrono::milliseconds kLoopHangs{4'000};
-inline constexpr int64_t kHangStepTokens = 512;
+inline constexpr int64_t kHangLayerTokens = 512;
+inline constexpr int64_t kHangCudaStepTokens = 4096;
 
-// kLoopHangs for each kHangStepTokens of a step.
-std::chrono::milliseconds HangLimitFor(int64_t step_tokens);
+// kLoopHangs for each so many tokens of a step.
+std::chrono::milliseconds HangLimitFor(int64_t step_tokens, DeviceId device);
 
 // The newest status. The loop writes, other threads read. Thread-safe.
 class StatusBoard {

@@ -15,13 +15,21 @@ PrefillConfig WithChunk(const std::string& text) {
 }
 
 TEST(PrefillConfigTest, AChunkIsANumberOfTokens) {
-  EXPECT_EQ(ChunkTokens(PrefillConfig()).value(), 512);
   EXPECT_EQ(ChunkTokens(WithChunk("1")).value(), 1);
   for (const char* text : {"0", "-3", "", "12x", "99999999999999999999", "Whole"}) {
     const absl::Status status = ChunkTokens(WithChunk(text)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_THAT(std::string(status.message()), HasSubstr(std::string("\"") + text + "\""));
   }
+}
+
+TEST(PrefillConfigTest, AChunkOfItsOwnAccordIsLongerOnACudaDevice) {
+  PrefillConfig config;
+  EXPECT_EQ(ChunkTokens(config).value(), 512);
+  config.worker.device = "cuda:1";
+  EXPECT_EQ(ChunkTokens(config).value(), 4096);
+  config.worker.device = "gpu";
+  EXPECT_THAT(std::string(ChunkTokens(config).status().message()), HasSubstr("'gpu'"));
 }
 
 TEST(PrefillConfigTest, AWholePromptNeedsALongestOne) {

@@ -44,10 +44,12 @@ TEST_F(StatusBoardTest, ALongTurnThatGetsOnIsNoHang) {
 
 // So that a router that asks every half second hears of it within 5 s.
 TEST_F(StatusBoardTest, AHangIsNoticedIn4sForEach512TokensOfAStep) {
-  EXPECT_EQ(HangLimitFor(16), milliseconds(4'000));
-  EXPECT_EQ(HangLimitFor(512), milliseconds(4'000));
-  EXPECT_EQ(HangLimitFor(10'500), milliseconds(80'000));
-  board_.SetHangLimit(HangLimitFor(2048));
+  EXPECT_EQ(HangLimitFor(16, kHostDevice), milliseconds(4'000));
+  EXPECT_EQ(HangLimitFor(512, kHostDevice), milliseconds(4'000));
+  EXPECT_EQ(HangLimitFor(10'500, kHostDevice), milliseconds(80'000));
+  EXPECT_EQ(HangLimitFor(4'096, DeviceId{0}), milliseconds(4'000));
+  EXPECT_EQ(HangLimitFor(10'500, DeviceId{0}), milliseconds(8'000));
+  board_.SetHangLimit(HangLimitFor(2048, kHostDevice));
   board_.Set({.state = LoopState::kReady});
   clock_.Advance(milliseconds(16'000));
   EXPECT_EQ(board_.Get().state, LoopState::kReady);
