@@ -26,8 +26,8 @@ struct PrefillConfig {
   void VisitFields(Visitor& visit) {
     worker.VisitFields(visit);
     visit(chunk_tokens, "chunk-tokens",
-          "prompt tokens computed in one step; auto: 512 on the CPU, 4,096 on a CUDA device; whole: "
-          "a prompt of --max-context at once",
+          "prompt tokens computed in one step; auto: 512 on the CPU, 4,096 on a CUDA device; "
+          "whole: a prompt of --max-context at once",
           "Compute");
     visit(link_idle, "link-idle",
           "a link to a decode worker is closed when it was not used for so long", "Hand-off");
