@@ -81,7 +81,24 @@ struct Context {
   Clock* clock = nullptr;
   std::chrono::nanoseconds dead_after{};
   LoopbackFaults* faults = nullptr;
-  const bool* takes_early_bytes = nullptr;
+  const LoopbackNetwork* network = nullptr;
+};
+
+// When an end was closed.
+class Closing {
+ public:
+  explicit Closing(const Context& context) : context_(context) {}
+  void Begin() {
+    if (!began_) began_ = context_.clock->Now();
+  }
+  bool began() const { return began_.has_value(); }
+  bool over() const {
+    return began_ && context_.clock->Now() >= *began_ + context_.network->closing_takes;
+  }
+
+ private:
+  const Context context_;
+  std::optional<TimePoint> began_;
 };
 
 template <typename Out, typename In>
@@ -129,7 +146,8 @@ class End final : public ControlEnd<Out, In> {
 
 class Writer final : public SlotWriter {
  public:
-  Writer(Context context, std::shared_ptr<Wire> wire) : context_(context), wire_(std::move(wire)) {
+  Writer(Context context, std::shared_ptr<Wire> wire)
+      : context_(context), closing_(context), wire_(std::move(wire)) {
     if (wire_ == nullptr) {
       events_.push_back({.kind = SlotEvent::Kind::kFailed,
                          .status = absl::UnavailableError("connection refused")});
@@ -141,7 +159,7 @@ class Writer final : public SlotWriter {
   ~Writer() override { Close(); }
 
   void Write(uint64_t link_seq, std::span<const std::byte> bytes) override {
-    if (closed_ || !wire_->broken.ok()) return;
+    if (closing_.began() || !wire_->broken.ok()) return;
     SlotFrame frame{link_seq, {bytes.begin(), bytes.end()}};
     const auto& decide = context_.faults->slot;
     const LinkFault fault = decide ? decide(link_seq, frame.bytes) : LinkFault::kNone;
@@ -159,30 +177,31 @@ class Writer final : public SlotWriter {
       events_.pop_front();
       return event;
     }
-    if (closed_ || wire_ == nullptr || wire_->broken.ok() || failed_) return std::nullopt;
+    if (closing_.began() || wire_ == nullptr || wire_->broken.ok() || failed_) return std::nullopt;
     failed_ = true;
     return SlotEvent{.kind = SlotEvent::Kind::kFailed, .status = wire_->broken};
   }
 
   void Close() override {
-    closed_ = true;
+    closing_.Begin();
     if (wire_ != nullptr && wire_->broken.ok()) {
       wire_->broken = absl::UnavailableError("the peer closed the data connection");
     }
   }
-  bool closed() const override { return closed_; }
+  bool closed() const override { return closing_.over(); }
 
  private:
   const Context context_;
+  Closing closing_;
   const std::shared_ptr<Wire> wire_;
   std::deque<SlotEvent> events_;
   bool failed_ = false;
-  bool closed_ = false;
 };
 
 class Reader final : public SlotReader {
  public:
-  Reader(Context context, std::shared_ptr<Wire> wire) : context_(context), wire_(std::move(wire)) {}
+  Reader(Context context, std::shared_ptr<Wire> wire)
+      : context_(context), closing_(context), wire_(std::move(wire)) {}
   ~Reader() override { Close(); }
 
   void Expect(uint64_t link_seq, std::span<std::byte> slot) override {
@@ -190,12 +209,12 @@ class Reader final : public SlotReader {
   }
 
   std::optional<SlotEvent> Poll() override {
-    if (closed_ || failed_) return std::nullopt;
+    if (closing_.began() || failed_) return std::nullopt;
     if (wire_->connected && !connected_) {
       connected_ = true;
       return SlotEvent{.kind = SlotEvent::Kind::kConnected};
     }
-    const bool waits = expected_.empty() && *context_.takes_early_bytes;
+    const bool waits = expected_.empty() && context_.network->takes_early_bytes;
     if (!wire_->silent_since && !waits) {
       if (std::optional<SlotFrame> frame = wire_->frames.Pop(context_.clock->Now())) {
         return Take(*frame);
@@ -205,12 +224,12 @@ class Reader final : public SlotReader {
   }
 
   void Close() override {
-    closed_ = true;
+    closing_.Begin();
     if (wire_->broken.ok()) {
       wire_->broken = absl::UnavailableError("the peer closed the data connection");
     }
   }
-  bool closed() const override { return closed_; }
+  bool closed() const override { return closing_.over(); }
 
  private:
   std::optional<SlotEvent> Fail(const absl::Status& why) {
@@ -236,11 +255,11 @@ class Reader final : public SlotReader {
   }
 
   const Context context_;
+  Closing closing_;
   const std::shared_ptr<Wire> wire_;
   std::deque<std::pair<uint64_t, std::span<std::byte>>> expected_;
   bool connected_ = false;
   bool failed_ = false;
-  bool closed_ = false;
 };
 
 }  // namespace
@@ -268,7 +287,7 @@ class LoopbackNetwork::Endpoint final : public ControlAcceptor, public DataListe
   }
 
   std::string_view name() const override { return kName; }
-  bool takes_early_bytes() const override { return *context_.takes_early_bytes; }
+  bool takes_early_bytes() const override { return context_.network->takes_early_bytes; }
   int port() const override { return 0; }
   std::unique_ptr<SlotReader> Open(const std::string& session_key) override {
     auto wire = std::make_shared<Wire>();
@@ -304,7 +323,7 @@ class LoopbackNetwork::Dialer final : public ControlDialer, public DataDialer {
     return network_->endpoint(address).Dial();
   }
   std::string_view name() const override { return kName; }
-  bool takes_early_bytes() const override { return *context_.takes_early_bytes; }
+  bool takes_early_bytes() const override { return context_.network->takes_early_bytes; }
   std::unique_ptr<SlotWriter> Connect(const std::string& /*host*/, int /*port*/,
                                       const std::string& session_key) override {
     std::shared_ptr<Wire> wire;
@@ -322,8 +341,7 @@ class LoopbackNetwork::Dialer final : public ControlDialer, public DataDialer {
 LoopbackNetwork::LoopbackNetwork(Clock* clock, std::chrono::nanoseconds dead_after)
     : clock_(clock),
       dead_after_(dead_after),
-      dialer_(std::make_unique<Dialer>(this, Context{clock, dead_after, &faults,
-                                                     &takes_early_bytes})) {}
+      dialer_(std::make_unique<Dialer>(this, Context{clock, dead_after, &faults, this})) {}
 LoopbackNetwork::~LoopbackNetwork() = default;
 
 ControlDialer* LoopbackNetwork::dialer() { return dialer_.get(); }
@@ -336,8 +354,7 @@ DataListener* LoopbackNetwork::listener(const std::string& address) { return &en
 LoopbackNetwork::Endpoint& LoopbackNetwork::endpoint(const std::string& address) {
   std::unique_ptr<Endpoint>& endpoint = endpoints_[address];
   if (endpoint == nullptr) {
-    endpoint = std::make_unique<Endpoint>(Context{clock_, dead_after_, &faults,
-                                                  &takes_early_bytes});
+    endpoint = std::make_unique<Endpoint>(Context{clock_, dead_after_, &faults, this});
   }
   return *endpoint;
 }

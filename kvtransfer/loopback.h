@@ -51,6 +51,8 @@ class LoopbackNetwork {
   LoopbackFaults faults;
   // Bytes wait for their grant, as over NCCL, instead of breaking the connection.
   bool takes_early_bytes = false;
+  // A data connection that is closed holds its slots for so long, as the abort of one over NCCL.
+  std::chrono::nanoseconds closing_takes{0};
 
   // For any number of senders.
   ControlDialer* dialer();

@@ -78,8 +78,8 @@ class SlotReceiver final : public Receiver {
   void ReapClosedLinks();
 
   bool GrantNext(DecodeLink& link, HandoffTarget& target);
-  // An early offer, whose bytes are received in any case.
-  void GrantEarly(DecodeLink& link, HandoffTarget& target);
+  // An early offer, whose bytes are received in any case; false if its slot has not come back yet.
+  bool GrantEarly(DecodeLink& link, HandoffTarget& target);
   // Slots that offers of links over it may not take, since they are promised to early ones.
   int NumPromised(size_t transport) const;
   int32_t SpareEarlySlots(size_t transport) const;

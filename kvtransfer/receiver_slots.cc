@@ -29,10 +29,7 @@ bool SlotReceiver::GrantNext(DecodeLink& link, HandoffTarget& target) {
   if (!link.up() || link.queue().empty() || !device_.ok()) return false;
   StagingSlots& slots = slots_[link.transport()];
   const Offer& offer = link.queue().front();
-  if (offer.early) {
-    GrantEarly(link, target);
-    return true;
-  }
+  if (offer.early) return GrantEarly(link, target);
   Incoming* incoming = Find(link, offer.lease);
   if (incoming == nullptr) {
     link.Answer(offer.link_seq, OfferVerdict::kSkip, "the lease has ended");
@@ -64,13 +61,12 @@ bool SlotReceiver::GrantNext(DecodeLink& link, HandoffTarget& target) {
   return true;
 }
 
-void SlotReceiver::GrantEarly(DecodeLink& link, HandoffTarget& target) {
+bool SlotReceiver::GrantEarly(DecodeLink& link, HandoffTarget& target) {
   StagingSlots& slots = slots_[link.transport()];
-  DecodeLink::Granted granted{.offer = std::move(link.queue().front())};
-  link.queue().pop_front();
   const std::optional<int> slot = slots.Take();
-  CHECK(slot.has_value()) << "a slot that was kept free for offer " << granted.offer.link_seq;
-  granted.slot = *slot;
+  if (!slot) return false;  // a link that has died still holds it
+  DecodeLink::Granted granted{.offer = std::move(link.queue().front()), .slot = *slot};
+  link.queue().pop_front();
   Incoming* incoming = Find(link, granted.offer.lease);
   absl::StatusOr<std::vector<RowRun>> runs = absl::NotFoundError("the lease has ended");
   if (incoming != nullptr) runs = RowsOf(granted.offer, *incoming, target);
@@ -82,6 +78,7 @@ void SlotReceiver::GrantEarly(DecodeLink& link, HandoffTarget& target) {
   }
   const auto bytes = slots.bytes(*slot).first(static_cast<size_t>(granted.offer.bytes));
   link.Grant(std::move(granted), bytes);
+  return true;
 }
 
 int SlotReceiver::NumPromised(size_t transport) const {
@@ -92,11 +89,18 @@ int SlotReceiver::NumPromised(size_t transport) const {
   return promised;
 }
 
+// What links hold that have died comes back when their transport has ended: it counts as free, and
+// early bytes wait that long.
 int32_t SlotReceiver::SpareEarlySlots(size_t transport) const {
+  int free = slots_[transport].num_free();
+  for (const auto* links : {&links_, &closing_}) {
+    for (const auto& link : *links) {
+      if (!link->status().ok() && link->transport() == transport) free += link->num_granted();
+    }
+  }
   const int most = std::min(kEarlySlots, options_.num_slots / 4);
   const int promised = NumPromised(transport);
-  return std::max(0, std::min({most, slots_[transport].num_free() - promised,
-                               options_.num_slots / 2 - promised}));
+  return std::max(0, std::min({most, free - promised, options_.num_slots / 2 - promised}));
 }
 
 absl::StatusOr<std::vector<RowRun>> SlotReceiver::RowsOf(const Offer& offer, Incoming& incoming,

@@ -78,8 +78,8 @@ TEST(EarlyOfferTest, ATransportThatDoesNotHoldBytesHasNone) {
   EXPECT_TRUE(pair.written_before_ready.empty());
 }
 
-// Two prefill workers, requests that come and go: an early offer always finds its slot, which the
-// receiver checks, and no end has more of them than it may.
+// Two prefill workers, requests that come and go: an early offer always finds its slot, and no end
+// has more of them than it may.
 TEST(EarlyOfferTest, EveryEarlyOfferFindsASlotUnderLoad) {
   for (int num_slots : {4, 8, 16}) {
     EarlyPair pair(num_slots);
@@ -230,6 +230,57 @@ TEST(EarlyOfferTest, OneOfMoreBytesThanASlotEndsTheLink) {
     if (offer.early) offer.bytes = 1 << 30;
   };
   ExpectTheLinkToEnd(pair);
+}
+
+// Links that died in mid-transfer hold all slots until their transport has ended, which takes NCCL
+// half a second. Those that come after them begin as fast as any: their early bytes wait.
+TEST(EarlyOfferTest, LinksThatComeAfterDeadOnesHaveAllTheirEarlySlots) {
+  EarlyPair pair(/*num_slots=*/8);
+  pair.network.closing_takes = std::chrono::seconds(3);
+  const auto second = pair.MakeTestSender();
+  const auto prompt = pair.Prompt(kLength, 1);
+  std::vector<LeaseId> leases;
+  std::vector<int> early_slots;
+  const auto ask_both = [&] {
+    early_slots.clear();
+    leases = {pair.Finish(*prompt), pair.decode.Reserve(kLength)};
+    second->Begin(leases[1], pair.decode_instance, WorkerPair::kAddress, prompt.get());
+    second->Finish(leases[1], WorkerPair::MakeHandoff(kLength));
+  };
+  const auto pump = [&] {
+    for (HandoffOutcome& outcome : second->Pump()) {
+      pair.outcomes[outcome.lease] = std::move(outcome.status);
+    }
+  };
+  const auto both_have_outcomes = [&] {
+    pump();
+    return pair.outcomes.contains(leases[0]) && pair.outcomes.contains(leases[1]);
+  };
+  const auto slot_fault = std::exchange(pair.network.faults.slot, [](auto, auto&) {
+    return LinkFault::kDrop;
+  });
+  pair.network.faults.to_prefill = [&](ToPrefill& message) {
+    if (message.accept) early_slots.push_back(message.accept->early_slots);
+    return LinkFault::kNone;
+  };
+  ask_both();
+  ASSERT_TRUE(pair.RunUntil([&] {
+    pump();
+    return pair.receiver->num_free_slots() == 0;
+  }));
+  EXPECT_EQ(early_slots, (std::vector{2, 2}));
+  pair.network.faults.slot = slot_fault;
+  pair.network.Break(WorkerPair::kAddress);
+  ASSERT_TRUE(pair.RunUntil(both_have_outcomes));
+  ask_both();
+  const TimePoint start = pair.clock.Now();
+  ASSERT_TRUE(pair.RunUntil(both_have_outcomes));
+  EXPECT_EQ(early_slots, (std::vector{2, 2}));
+  EXPECT_GT(pair.clock.Now() - start, std::chrono::seconds(2)) << "the test is about held slots";
+  for (LeaseId lease : leases) {
+    ASSERT_TRUE(pair.outcomes[lease].ok()) << pair.outcomes[lease];
+    EXPECT_EQ(CacheBytes(*pair.decode.caches[lease], kLength), CacheBytes(*prompt, kLength));
+  }
 }
 
 // A peer that never says READY holds bytes that are on their way: the deadlines of both hold.
