@@ -148,8 +148,8 @@ function(lodestone_gpu_tests folder)
   set_tests_properties(gpu PROPERTIES LABELS gpu TIMEOUT 900)
 endfunction()
 
-# lodestone_two_gpu_tests(FOLDER): two_gpu_tests, the real binaries on two GPUs of this machine. Carried as
-# gpu_tests are; the binaries lie beside it.
+# lodestone_two_gpu_tests(FOLDER): two_gpu_tests, the real binaries with caches over NCCL, on two GPUs of this
+# machine, and as two hosts on one. Carried as gpu_tests are; the binaries lie beside it.
 function(lodestone_two_gpu_tests folder)
   if(NOT LODESTONE_CUDA)
     return()

@@ -6,6 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/config.h"
 #include "base/logging.h"
 #include "base/status_macros.h"
 
@@ -40,6 +41,14 @@ absl::Status CudaStatus(cudaError_t error, const char* what) {
                                             : absl::UnavailableError(text);
 }
 
+// NCCL takes processes with different NCCL_HOSTID for ones of different hosts.
+std::string PlaceOf(const cudaDeviceProp& properties) {
+  const std::string gpu =
+      absl::BytesToHexString({properties.uuid.bytes, sizeof(properties.uuid.bytes)});
+  const auto host = GetEnvironment("NCCL_HOSTID");
+  return host.has_value() ? absl::StrCat(*host, "/", gpu) : gpu;
+}
+
 }  // namespace
 
 int64_t EndpointOptions::DeviceBytes(int links) const {
@@ -57,15 +66,14 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Create(EndpointOptions optio
   cudaDeviceProp properties{};
   RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, options.device),
                              "the GPU of the NCCL links"));
-  std::string gpu = absl::BytesToHexString({properties.uuid.bytes, sizeof(properties.uuid.bytes)});
-  std::unique_ptr<Endpoint> endpoint(new Endpoint(std::move(options), api, std::move(gpu)));
+  std::unique_ptr<Endpoint> endpoint(new Endpoint(std::move(options), api, PlaceOf(properties)));
   RETURN_IF_ERROR(endpoint->AllocateWarmUp());
   endpoint->thread_ = std::thread([raw = endpoint.get()] { raw->Serve(); });
   return endpoint;
 }
 
-Endpoint::Endpoint(EndpointOptions options, const Api* api, std::string gpu)
-    : options_(std::move(options)), api_(api), gpu_(std::move(gpu)) {}
+Endpoint::Endpoint(EndpointOptions options, const Api* api, std::string place)
+    : options_(std::move(options)), api_(api), place_(std::move(place)) {}
 
 absl::Status Endpoint::health() const {
   if (!poisoned_) return absl::OkStatus();

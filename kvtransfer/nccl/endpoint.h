@@ -58,7 +58,9 @@ class Endpoint {
   // A link could not be aborted: its memory is lost and the process should end.
   bool poisoned() const { return poisoned_; }
   absl::Status health() const;  // INTERNAL, saying so, if poisoned
-  const std::string& gpu() const { return gpu_; }  // its UUID: the same in all processes
+  // The GPU as NCCL tells it from others: its UUID, the same in all processes, after NCCL_HOSTID
+  // where that is set. NCCL refuses two ends in one place.
+  const std::string& place() const { return place_; }
   int num_links() const;
 
  private:
@@ -79,7 +81,7 @@ class Endpoint {
     std::thread thread;
   };
 
-  Endpoint(EndpointOptions options, const Api* api, std::string gpu);
+  Endpoint(EndpointOptions options, const Api* api, std::string place);
   absl::Status AllocateWarmUp();
   void Serve();
   // When something on its way last moved; nullopt if nothing is.
@@ -90,7 +92,7 @@ class Endpoint {
 
   const EndpointOptions options_;
   const Api* const api_;
-  const std::string gpu_;
+  const std::string place_;
   std::unique_ptr<void, DeviceFree> warm_up_device_;
   std::unique_ptr<void, HostFree> warm_up_host_;
   std::atomic<bool> stop_ = false;

@@ -23,7 +23,7 @@ class Dialer final : public DataDialer {
   std::string_view name() const override { return kTransportName; }
   bool slots_on_device() const override { return true; }
   bool takes_early_bytes() const override { return true; }
-  std::string place() const override { return endpoint_->gpu(); }
+  std::string place() const override { return endpoint_->place(); }
   absl::Status health() const override { return endpoint_->health(); }
   size_t session_key_bytes() const override { return kUniqueIdBytes; }
   // `host` and `port` are not used. A session key that is no unique id fails at the first Poll.
@@ -44,11 +44,11 @@ class Listener final : public DataListener {
   std::string_view name() const override { return kTransportName; }
   bool slots_on_device() const override { return true; }
   bool takes_early_bytes() const override { return true; }
-  std::string place() const override { return endpoint_->gpu(); }
+  std::string place() const override { return endpoint_->place(); }
   absl::Status health() const override { return endpoint_->health(); }
-  // NCCL wants a GPU per rank.
+  // NCCL wants a GPU of a host per rank.
   bool Reaches(const TransportOffer& offer) const override {
-    return offer.name == kTransportName && offer.place != endpoint_->gpu();
+    return offer.name == kTransportName && offer.place != endpoint_->place();
   }
   int port() const override { return 0; }
   absl::StatusOr<std::string> NewSessionKey() override;

@@ -1,5 +1,6 @@
 #include "tests/nccl/link_pair.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -9,7 +10,6 @@
 #include <cstring>
 #include <thread>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
 namespace lodestone::nccl {
@@ -21,7 +21,6 @@ using std::chrono::milliseconds;
 constexpr char kRole[] = "NCCL_TEST_ROLE";
 constexpr char kDevice[] = "NCCL_TEST_DEVICE";
 constexpr char kSlotBytes[] = "NCCL_TEST_SLOT_BYTES";
-constexpr char kKey[] = "NCCL_TEST_KEY";
 constexpr char kKeyPipe[] = "NCCL_TEST_KEY_PIPE";
 constexpr char kCtas[] = "NCCL_TEST_CTAS";
 constexpr size_t kDepth = 16;
@@ -42,7 +41,8 @@ std::vector<uint64_t> Pattern(uint64_t seed, size_t bytes) {
   return words;
 }
 
-int StartChild(const std::vector<std::string>& environment) {
+int StartChild(const Placement& placement, std::vector<std::string> environment) {
+  if (placement.two_hosts) environment.push_back("NCCL_HOSTID=another host");
   const int pid = fork();
   if (pid != 0) return pid;
   for (const std::string& entry : environment) putenv(strdup(entry.c_str()));
@@ -66,22 +66,44 @@ bool Connected(SlotStream& stream) {
   return event.has_value() && event->kind == SlotEvent::Kind::kConnected;
 }
 
-int SendForever() {
-  const int device = static_cast<int>(Number(kDevice));
-  const std::string key = absl::HexStringToBytes(getenv(kKey));
-  auto endpoint = MakeEndpoint(Side::kPrefill, device, static_cast<int>(Number(kCtas)));
-  auto writer = Dialer(endpoint.get()).Connect("", 0, key);
-  if (!Connected(*writer)) return 1;
-  DeviceBytes slot(device, Number(kSlotBytes));
-  slot.Fill(1);
+// The next session key that the parent has written, or nullopt. `pipe` does not block.
+std::optional<std::string> NextKey(int pipe) {
+  std::string key(kUniqueIdBytes, '\0');
+  if (read(pipe, key.data(), key.size()) != static_cast<ssize_t>(key.size())) return std::nullopt;
+  return key;
+}
+
+// Sends over a link until there is a key for the next, whether the link lives or not.
+std::optional<std::string> SendUntilNextKey(SlotWriter& writer, std::span<std::byte> slot,
+                                            int pipe) {
   uint64_t posted = 0;
   uint64_t done = 0;
-  while (true) {
-    while (posted - done < kDepth) writer->Write(++posted, slot.span());
-    const auto event = NextEvent(*writer, milliseconds(60'000));
-    if (!event || event->kind != SlotEvent::Kind::kDone) return 1;
-    done = event->link_seq;
+  bool failed = !Connected(writer);
+  std::optional<std::string> next;
+  while (!(next = NextKey(pipe))) {
+    while (!failed && posted - done < kDepth) writer.Write(++posted, slot);
+    const auto event = NextEvent(writer, milliseconds(1));
+    if (!event) continue;
+    if (event->kind == SlotEvent::Kind::kDone) done = event->link_seq;
+    failed = failed || event->kind == SlotEvent::Kind::kFailed;
   }
+  return next;
+}
+
+int SendForever() {
+  const int device = static_cast<int>(Number(kDevice));
+  const int pipe = static_cast<int>(Number(kKeyPipe));
+  fcntl(pipe, F_SETFL, O_NONBLOCK);
+  auto endpoint = MakeEndpoint(Side::kPrefill, device, static_cast<int>(Number(kCtas)));
+  DeviceBytes slot(device, Number(kSlotBytes));
+  slot.Fill(1);
+  std::optional<std::string> key;
+  WaitFor([&] { return (key = NextKey(pipe)).has_value(); }, milliseconds(60'000));
+  while (key.has_value()) {
+    auto writer = Dialer(endpoint.get()).Connect("", 0, *key);
+    key = SendUntilNextKey(*writer, slot.span(), pipe);
+  }
+  return 1;
 }
 
 int ReceiveForever() {
@@ -163,6 +185,14 @@ void DeviceBytes::Clear() {
   MustBeOk(cudaDeviceSynchronize());
 }
 
+bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b) {
+  std::vector<std::byte> here[2] = {std::vector<std::byte>(a.size()),
+                                    std::vector<std::byte>(b.size())};
+  MustBeOk(cudaMemcpy(here[0].data(), a.data(), a.size(), cudaMemcpyDeviceToHost));
+  MustBeOk(cudaMemcpy(here[1].data(), b.data(), b.size(), cudaMemcpyDeviceToHost));
+  return here[0] == here[1];
+}
+
 int64_t FreeBytes(int device) {
   MustBeOk(cudaSetDevice(device));
   size_t free = 0;
@@ -231,20 +261,39 @@ void Disconnect(LinkPair pair) {
                       milliseconds(5'000)));
 }
 
-SenderProcess::SenderProcess(int device, const std::string& session_key, size_t slot_bytes,
-                             int ctas)
-    : pid_(StartChild({absl::StrCat(kRole, "=sender"), absl::StrCat(kDevice, "=", device),
-                       absl::StrCat(kSlotBytes, "=", slot_bytes), absl::StrCat(kCtas, "=", ctas),
-                       absl::StrCat(kKey, "=", absl::BytesToHexString(session_key))})) {}
+void PrintTo(const Placement& placement, std::ostream* out) { *out << placement.name; }
 
-void SenderProcess::Kill() { KillChild(pid_); }
-
-ReceiverProcess::ReceiverProcess(int device, size_t slot_bytes) {
+SenderProcess::SenderProcess(const Placement& placement, const std::string& session_key,
+                             size_t slot_bytes, int ctas) {
   int ends[2];
   EXPECT_EQ(pipe(ends), 0);
-  pid_ = StartChild({absl::StrCat(kRole, "=receiver"), absl::StrCat(kDevice, "=", device),
-                     absl::StrCat(kSlotBytes, "=", slot_bytes),
-                     absl::StrCat(kKeyPipe, "=", ends[1])});
+  pid_ = StartChild(placement, {absl::StrCat(kRole, "=sender"),
+                                absl::StrCat(kDevice, "=", placement.prefill_gpu),
+                                absl::StrCat(kSlotBytes, "=", slot_bytes),
+                                absl::StrCat(kCtas, "=", ctas),
+                                absl::StrCat(kKeyPipe, "=", ends[0])});
+  close(ends[0]);
+  key_pipe_ = ends[1];
+  Relink(session_key);
+}
+
+void SenderProcess::Relink(const std::string& session_key) {
+  EXPECT_EQ(write(key_pipe_, session_key.data(), session_key.size()),
+            static_cast<ssize_t>(kUniqueIdBytes));
+}
+
+void SenderProcess::Kill() {
+  KillChild(pid_);
+  if (key_pipe_ >= 0) close(std::exchange(key_pipe_, -1));
+}
+
+ReceiverProcess::ReceiverProcess(const Placement& placement, size_t slot_bytes) {
+  int ends[2];
+  EXPECT_EQ(pipe(ends), 0);
+  pid_ = StartChild(placement, {absl::StrCat(kRole, "=receiver"),
+                                absl::StrCat(kDevice, "=", placement.decode_gpu),
+                                absl::StrCat(kSlotBytes, "=", slot_bytes),
+                                absl::StrCat(kKeyPipe, "=", ends[1])});
   close(ends[1]);
   session_key_.resize(kUniqueIdBytes);
   EXPECT_EQ(read(ends[0], session_key_.data(), session_key_.size()),

@@ -2,11 +2,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <span>
 #include <string>
 #include <utility>
@@ -42,6 +44,8 @@ class DeviceBytes {
   std::byte* data_ = nullptr;
 };
 
+// Of device memory.
+bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b);
 int64_t FreeBytes(int device);
 
 double SecondsSince(TimePoint start);
@@ -62,23 +66,40 @@ LinkPair Connect(Endpoint& prefill, Endpoint& decode);
 // Closes both ends and waits.
 void Disconnect(LinkPair pair);
 
-// A prefill worker's end in a process of its own, on `device`: sends slot after slot, each filled
-// from its number, until it is killed.
+// Where the two ends of a link are that are processes of their own. Two hosts are what NCCL takes
+// processes with different NCCL_HOSTID for: it then uses its network, even if they share a GPU.
+struct Placement {
+  const char* name;
+  int prefill_gpu;
+  int decode_gpu;
+  bool two_hosts;
+  int gpus() const { return std::max(prefill_gpu, decode_gpu) + 1; }
+};
+inline constexpr Placement kTwoGpus = {"TwoGpus", 0, 1, false};
+inline constexpr Placement kTwoHostsOnOneGpu = {"TwoHostsOnOneGpu", 0, 0, true};
+void PrintTo(const Placement& placement, std::ostream* out);
+
+// A prefill worker's end in a process of its own: sends slot after slot, each filled from its
+// number, until it is killed.
 class SenderProcess {
  public:
-  SenderProcess(int device, const std::string& session_key, size_t slot_bytes, int ctas = 8);
+  SenderProcess(const Placement& placement, const std::string& session_key, size_t slot_bytes,
+                int ctas = 8);
   SenderProcess(const SenderProcess&) = delete;
   SenderProcess& operator=(const SenderProcess&) = delete;
   ~SenderProcess() { Kill(); }
+  // Closes its link, which may have failed, and opens another.
+  void Relink(const std::string& session_key);
   void Kill();  // SIGKILL, and waits for its end
 
  private:
   int pid_ = -1;
+  int key_pipe_ = -1;
 };
 // The same for decode: receives slots and drops them. The key is this process's id.
 class ReceiverProcess {
  public:
-  ReceiverProcess(int device, size_t slot_bytes);
+  ReceiverProcess(const Placement& placement, size_t slot_bytes);
   ReceiverProcess(const ReceiverProcess&) = delete;
   ReceiverProcess& operator=(const ReceiverProcess&) = delete;
   ~ReceiverProcess() { Kill(); }

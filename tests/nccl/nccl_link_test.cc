@@ -1,5 +1,5 @@
-// Links over NCCL between two GPUs of this machine; docs/handoff_protocol.md says what they
-// promise.
+// Links over NCCL between two GPUs of this machine, both ends in this process;
+// docs/handoff_protocol.md says what they promise.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -124,130 +124,6 @@ TEST_F(NcclLinkTest, SixtyLinkUpsAndDownsLeaveDeviceMemoryAsAfterTheSecond) {
   EXPECT_LE(free1 - FreeBytes(1), 1 << 20);
 }
 
-// The survivor of a kill -9 in mid-transfer has its slots back and serves the next link.
-TEST_F(NcclLinkTest, AKilledSenderFreesTheReceiverForTheNext) {
-  auto decode = MakeEndpoint(Side::kDecode, 1);
-  Listener listener(decode.get());
-  DeviceBytes slots(1, 2 * kSlotBytes);
-  double slowest = 0;
-  for (int round = 0; round < 10; ++round) {
-    const auto key = listener.NewSessionKey();
-    ASSERT_TRUE(key.ok());
-    auto reader = listener.Open(*key);
-    SenderProcess sender(0, *key, kSlotBytes);
-    auto event = NextEvent(*reader, milliseconds(20'000));
-    ASSERT_TRUE(event && event->kind == Kind::kConnected);
-    slots.Clear();
-    for (uint64_t seq = 1; seq <= 6; ++seq) {
-      reader->Expect(seq, slots.span().subspan((seq % 2) * kSlotBytes, kSlotBytes));
-      event = NextEvent(*reader, milliseconds(2'000));
-      ASSERT_TRUE(event && event->kind == Kind::kDone && event->link_seq == seq) << round;
-    }
-    std::vector<std::byte> arrived(kSlotBytes);
-    cudaMemcpy(arrived.data(), slots.span().data(), kSlotBytes, cudaMemcpyDeviceToHost);
-    DeviceBytes expected(1, kSlotBytes);
-    expected.Fill(1);
-    std::vector<std::byte> sent(kSlotBytes);
-    cudaMemcpy(sent.data(), expected.span().data(), kSlotBytes, cudaMemcpyDeviceToHost);
-    ASSERT_EQ(arrived, sent);
-    sender.Kill();
-    const TimePoint killed = RealClock()->Now();
-    reader->Expect(100, slots.span().first(kSlotBytes));  // granted, and nobody will send it
-    reader->Expect(101, slots.span().last(kSlotBytes));
-    std::this_thread::sleep_for(milliseconds(50));
-    reader->Close();
-    ASSERT_TRUE(WaitFor([&] { return reader->closed(); }, milliseconds(3'000)));
-    slowest = std::max(slowest, SecondsSince(killed));
-    while (const auto late = reader->Poll()) EXPECT_LT(late->link_seq, 103u);
-  }
-  EXPECT_FALSE(decode->poisoned());
-  std::printf("RESULT sender killed 10 times: slots free after %.3f s at most\n", slowest);
-  EXPECT_LT(slowest, 3.0);
-}
-
-TEST_F(NcclLinkTest, AKilledReceiverFreesTheSenderForTheNext) {
-  auto prefill = MakeEndpoint(Side::kPrefill, 0);
-  Dialer dialer(prefill.get());
-  DeviceBytes slots(0, 2 * kSlotBytes);
-  slots.Fill(1);
-  double slowest = 0;
-  for (int round = 0; round < 10; ++round) {
-    ReceiverProcess receiver(1, kSlotBytes);
-    auto writer = dialer.Connect("", 0, receiver.session_key());
-    auto event = NextEvent(*writer, milliseconds(20'000));
-    ASSERT_TRUE(event && event->kind == Kind::kConnected);
-    for (uint64_t seq = 1; seq <= 6; ++seq) {
-      writer->Write(seq, slots.span().first(kSlotBytes));
-      event = NextEvent(*writer, milliseconds(2'000));
-      ASSERT_TRUE(event && event->kind == Kind::kDone && event->link_seq == seq) << round;
-    }
-    receiver.Kill();
-    const TimePoint killed = RealClock()->Now();
-    for (uint64_t seq = 7; seq <= 10; ++seq) writer->Write(seq, slots.span().last(kSlotBytes));
-    std::this_thread::sleep_for(milliseconds(50));
-    writer->Close();
-    ASSERT_TRUE(WaitFor([&] { return writer->closed(); }, milliseconds(3'000)));
-    slowest = std::max(slowest, SecondsSince(killed));
-  }
-  EXPECT_FALSE(prefill->poisoned());
-  std::printf("RESULT receiver killed 10 times: slots free after %.3f s at most\n", slowest);
-  EXPECT_LT(slowest, 3.0);
-}
-
-// Two senders on GPU 0, one decode worker on GPU 1; one sender dies and its link is aborted while
-// the other's slots go on arriving.
-TEST_F(NcclLinkTest, TheAbortOfAHungLinkLetsItsNeighbourFlow) {
-  auto decode = MakeEndpoint(Side::kDecode, 1);
-  Listener listener(decode.get());
-  const auto key_a = listener.NewSessionKey();
-  const auto key_b = listener.NewSessionKey();
-  ASSERT_TRUE(key_a.ok() && key_b.ok());
-  auto a = listener.Open(*key_a);
-  auto b = listener.Open(*key_b);
-  SenderProcess sender_a(0, *key_a, kSlotBytes);
-  SenderProcess sender_b(0, *key_b, kSlotBytes);
-  auto event = NextEvent(*a, milliseconds(20'000));
-  ASSERT_TRUE(event && event->kind == Kind::kConnected);
-  event = NextEvent(*b, milliseconds(20'000));
-  ASSERT_TRUE(event && event->kind == Kind::kConnected);
-  DeviceBytes slots(1, 4 * kSlotBytes);
-  a->Expect(1, slots.span().first(kSlotBytes));
-  event = NextEvent(*a, milliseconds(2'000));
-  ASSERT_TRUE(event && event->kind == Kind::kDone);
-
-  uint64_t seq = 0;
-  // The longest wait for one slot of b, and how many came, in `span`.
-  const auto flow = [&](milliseconds span) {
-    double longest = 0;
-    int count = 0;
-    const TimePoint until = RealClock()->Now() + span;
-    while (RealClock()->Now() < until) {
-      const TimePoint start = RealClock()->Now();
-      b->Expect(++seq, slots.span().subspan(2 * kSlotBytes, kSlotBytes));
-      const auto arrived = NextEvent(*b, milliseconds(3'000));
-      if (!arrived || arrived->kind != Kind::kDone) return std::pair(99.0, count);
-      longest = std::max(longest, SecondsSince(start));
-      ++count;
-    }
-    return std::pair(longest, count);
-  };
-  const auto before = flow(milliseconds(300));
-  sender_a.Kill();
-  a->Expect(2, slots.span().first(kSlotBytes));  // hangs: its sender is dead
-  a->Expect(3, slots.span().subspan(kSlotBytes, kSlotBytes));
-  const auto hung = flow(milliseconds(300));
-  a->Close();
-  const auto aborting = flow(milliseconds(800));
-  EXPECT_TRUE(a->closed());
-  std::printf(
-      "RESULT neighbour of an aborted link, longest ms per 32 MiB slot (slots): before %.2f (%d), "
-      "hung "
-      "%.2f (%d), aborting %.2f (%d)\n",
-      before.first * 1e3, before.second, hung.first * 1e3, hung.second, aborting.first * 1e3,
-      aborting.second);
-  EXPECT_LT(aborting.first, 0.2);
-}
-
 // Bytes per second of `count` slots of `slot` bytes, `depth` of them posted at a time; 0 if one
 // fails.
 double LinkRate(LinkPair& pair, const DeviceBytes& from, const DeviceBytes& to, size_t slot,
@@ -272,39 +148,6 @@ double LinkRate(LinkPair& pair, const DeviceBytes& from, const DeviceBytes& to, 
     }
   }
   return static_cast<double>(count * slot) / SecondsSince(start);
-}
-
-// As workers have it: each end in a process of its own.
-TEST_F(NcclLinkTest, RateBetweenTwoProcesses) {
-  constexpr size_t kTotal = size_t{1} << 30;
-  DeviceBytes to(1, kTotal);
-  for (int ctas : {4, 8, 16, 32}) {
-    for (size_t slot : {kSlotBytes}) {
-      auto decode = MakeEndpoint(Side::kDecode, 1, ctas);
-      Listener listener(decode.get());
-      const auto key = listener.NewSessionKey();
-      ASSERT_TRUE(key.ok());
-      auto reader = listener.Open(*key);
-      SenderProcess sender(0, *key, slot, ctas);
-      const auto connected = NextEvent(*reader, milliseconds(20'000));
-      ASSERT_TRUE(connected && connected->kind == Kind::kConnected);
-      const uint64_t count = kTotal / slot;
-      uint64_t posted = 0;
-      TimePoint start;
-      for (uint64_t done = 0; done < 2 * count; ++done) {
-        if (done == count) start = RealClock()->Now();
-        for (; posted < std::min(2 * count, done + 16); ++posted) {
-          reader->Expect(posted + 1, to.span().subspan(posted % count * slot, slot));
-        }
-        std::optional<SlotEvent> event;
-        while (!(event = reader->Poll())) {
-        }
-        ASSERT_EQ(event->kind, Kind::kDone);
-      }
-      std::printf("RESULT two processes, %d CTAs, slots of %zu MiB: %.1f GB/s\n", ctas, slot >> 20,
-                  kTotal / SecondsSince(start) / 1e9);
-    }
-  }
 }
 
 TEST_F(NcclLinkTest, RateAgainstARawPeerCopy) {

@@ -1,0 +1,281 @@
+// Links over NCCL whose other end is a process of its own, as workers have it: between two GPUs,
+// and between two processes on one GPU that NCCL takes for two hosts, so that it uses its network.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/config.h"
+#include "tests/nccl/link_pair.h"
+
+namespace lodestone::nccl {
+namespace {
+
+using std::chrono::milliseconds;
+using Kind = SlotEvent::Kind;
+
+constexpr size_t kSlotBytes = size_t{32} << 20;
+
+class LinkOfProcessesTest : public testing::TestWithParam<Placement> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = WhyNoNccl(GetParam().gpus()); !why.empty()) GTEST_SKIP() << why;
+  }
+  static const char* name() { return GetParam().name; }
+  // Between two processes on one GPU everything takes longer, since they take turns.
+  static int Times(int many, int few) {
+    const bool long_tests = GetEnvironment("LODESTONE_LONG_TESTS") == "1";
+    return GetParam().two_hosts && !long_tests ? few : many;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Placements, LinkOfProcessesTest,
+                         testing::Values(kTwoGpus, kTwoHostsOnOneGpu),
+                         testing::PrintToStringParamName());
+
+// A link's decode end in this process, and its sender.
+class Receiving {
+ public:
+  Receiving(const Placement& placement, size_t slot_bytes, int ctas = 8)
+      : decode_(MakeEndpoint(Side::kDecode, placement.decode_gpu, ctas)),
+        listener_(decode_.get()),
+        slots_(placement.decode_gpu, 2 * slot_bytes),
+        slot_bytes_(slot_bytes) {}
+
+  std::string NewKey() { return listener_.NewSessionKey().value(); }
+  std::span<std::byte> slot(uint64_t seq) const {
+    return slots_.span().subspan(seq % 2 * slot_bytes_, slot_bytes_);
+  }
+  // Opens the end whose sender has `key`; the test fails if it does not come up.
+  std::unique_ptr<SlotReader> Open(const std::string& key) { return listener_.Open(key); }
+  DeviceBytes& slots() { return slots_; }
+  Endpoint& endpoint() { return *decode_; }
+
+ private:
+  std::unique_ptr<Endpoint> decode_;
+  Listener listener_;
+  DeviceBytes slots_;
+  const size_t slot_bytes_;
+};
+
+bool ComesUp(SlotStream& stream) {
+  const auto event = NextEvent(stream, milliseconds(20'000));
+  return event.has_value() && event->kind == Kind::kConnected;
+}
+bool Passes(SlotStream& stream, uint64_t seq) {
+  const auto event = NextEvent(stream, milliseconds(3'000));
+  return event.has_value() && event->kind == Kind::kDone && event->link_seq == seq;
+}
+
+// How long survivors of a kill took: until NCCL itself said so, where it did, and until their slots
+// were free.
+struct Aftermath {
+  double told = 0;
+  int times_told = 0;
+  double freed = 0;
+  int kills = 0;
+
+  // Closes the link `limit` after the kill, or once it has failed.
+  void Take(SlotStream& stream, milliseconds limit) {
+    const TimePoint killed = RealClock()->Now();
+    std::optional<SlotEvent> event;
+    while ((event = NextEvent(stream, limit)) && event->kind != Kind::kFailed) {
+    }
+    if (event.has_value()) {
+      ++times_told;
+      told = std::max(told, SecondsSince(killed));
+    }
+    const TimePoint closing = RealClock()->Now();
+    stream.Close();
+    ASSERT_TRUE(WaitFor([&] { return stream.closed(); }, milliseconds(3'000)));
+    freed = std::max(freed, SecondsSince(closing));
+    ++kills;
+  }
+  void Print(const char* placement, const char* who) const {
+    std::printf("RESULT %s, %s killed %d times: NCCL said so %d times, after %.3f s at most; slots "
+                "free %.3f s after the close at most\n",
+                placement, who, kills, times_told, told, freed);
+  }
+};
+
+// The survivor of a kill -9 in mid-transfer has its slots back and serves the next link.
+TEST_P(LinkOfProcessesTest, AKilledSenderFreesTheReceiverForTheNext) {
+  Receiving decode(GetParam(), kSlotBytes);
+  DeviceBytes expected(GetParam().decode_gpu, kSlotBytes);
+  expected.Fill(1);
+  Aftermath aftermath;
+  const int rounds = Times(10, 2);
+  for (int round = 0; round < rounds; ++round) {
+    const std::string key = decode.NewKey();
+    auto reader = decode.Open(key);
+    SenderProcess sender(GetParam(), key, kSlotBytes);
+    ASSERT_TRUE(ComesUp(*reader));
+    decode.slots().Clear();
+    for (uint64_t seq = 1; seq <= 6; ++seq) {
+      reader->Expect(seq, decode.slot(seq));
+      ASSERT_TRUE(Passes(*reader, seq)) << round;
+    }
+    ASSERT_TRUE(SameBytes(decode.slot(0), expected.span()));
+    ASSERT_TRUE(SameBytes(decode.slot(1), expected.span()));
+    sender.Kill();
+    reader->Expect(7, decode.slot(7));  // granted, and nobody will send it
+    reader->Expect(8, decode.slot(8));
+    aftermath.Take(*reader, milliseconds(round % 2 == 0 ? 50 : 500));
+    ASSERT_FALSE(HasFailure()) << round;
+    while (const auto late = reader->Poll()) EXPECT_LT(late->link_seq, 9u);
+  }
+  EXPECT_FALSE(decode.endpoint().poisoned());
+  aftermath.Print(name(), "sender");
+}
+
+TEST_P(LinkOfProcessesTest, AKilledReceiverFreesTheSenderForTheNext) {
+  auto prefill = MakeEndpoint(Side::kPrefill, GetParam().prefill_gpu);
+  Dialer dialer(prefill.get());
+  DeviceBytes slots(GetParam().prefill_gpu, 2 * kSlotBytes);
+  slots.Fill(1);
+  Aftermath aftermath;
+  const int rounds = Times(10, 2);
+  for (int round = 0; round < rounds; ++round) {
+    ReceiverProcess receiver(GetParam(), kSlotBytes);
+    auto writer = dialer.Connect("", 0, receiver.session_key());
+    ASSERT_TRUE(ComesUp(*writer));
+    for (uint64_t seq = 1; seq <= 6; ++seq) {
+      writer->Write(seq, slots.span().first(kSlotBytes));
+      ASSERT_TRUE(Passes(*writer, seq)) << round;
+    }
+    receiver.Kill();
+    for (uint64_t seq = 7; seq <= 10; ++seq) writer->Write(seq, slots.span().last(kSlotBytes));
+    aftermath.Take(*writer, milliseconds(round % 2 == 0 ? 50 : 500));
+    ASSERT_FALSE(HasFailure()) << round;
+  }
+  EXPECT_FALSE(prefill->poisoned());
+  aftermath.Print(name(), "receiver");
+}
+
+// From before the other process has joined until after its first bytes.
+TEST_P(LinkOfProcessesTest, ASenderKilledWhileTheLinkComesUpFreesTheReceiver) {
+  Receiving decode(GetParam(), kSlotBytes);
+  Aftermath aftermath;
+  int came_up = 0;
+  const int rounds = Times(12, 3);
+  for (int round = 0; round < rounds; ++round) {
+    const std::string key = decode.NewKey();
+    auto reader = decode.Open(key);
+    SenderProcess sender(GetParam(), key, kSlotBytes);
+    const milliseconds life(200 + 1'400 * round / rounds);
+    WaitFor([&] { return false; }, life);
+    sender.Kill();
+    const auto event = reader->Poll();
+    if (event && event->kind == Kind::kConnected) ++came_up;
+    aftermath.Take(*reader, milliseconds(round % 2 == 0 ? 0 : 500));
+    ASSERT_FALSE(HasFailure()) << "killed after " << life.count() << " ms";
+  }
+  EXPECT_TRUE(WaitFor([&] { return decode.endpoint().num_links() == 0; }, milliseconds(1'000)));
+  EXPECT_FALSE(decode.endpoint().poisoned());
+  std::printf("RESULT %s, sender killed while the link came up: %d of %d were up\n", name(),
+              came_up, rounds);
+  aftermath.Print(name(), "sender at link-up");
+}
+
+// This end closes while the other sends, which notices it in its own way.
+TEST_P(LinkOfProcessesTest, LinksOfTwoProcessesLeaveDeviceMemoryAsAfterTheSecond) {
+  Receiving decode(GetParam(), kSlotBytes);
+  std::string key = decode.NewKey();
+  auto reader = decode.Open(key);
+  SenderProcess sender(GetParam(), key, kSlotBytes);
+  int64_t free = 0;
+  const TimePoint start = RealClock()->Now();
+  const int links = Times(60, 6);
+  for (int i = 1; i <= links; ++i) {
+    ASSERT_TRUE(ComesUp(*reader)) << i;
+    for (uint64_t seq = 1; seq <= 3; ++seq) {
+      reader->Expect(seq, decode.slot(seq));
+      ASSERT_TRUE(seq > static_cast<uint64_t>(i % 3) || Passes(*reader, seq));
+    }
+    reader->Close();
+    ASSERT_TRUE(WaitFor([&] { return decode.endpoint().num_links() == 0; }, milliseconds(5'000)));
+    if (i == 2) free = FreeBytes(GetParam().decode_gpu);
+    key = decode.NewKey();
+    reader = decode.Open(key);
+    sender.Relink(key);
+  }
+  ASSERT_TRUE(ComesUp(*reader));
+  reader->Close();
+  ASSERT_TRUE(WaitFor([&] { return decode.endpoint().num_links() == 0; }, milliseconds(5'000)));
+  const int64_t lost = free - FreeBytes(GetParam().decode_gpu);
+  std::printf("RESULT %s, %d links: %.3f s per link up and down; %lld bytes of memory less\n", name(),
+              links + 1, SecondsSince(start) / (links + 1), static_cast<long long>(lost));
+  EXPECT_LE(lost, 1 << 20);
+}
+
+// Two senders, one decode worker; one sender dies and its link is aborted while the other's slots
+// go on arriving.
+TEST_P(LinkOfProcessesTest, TheAbortOfAHungLinkLetsItsNeighbourFlow) {
+  Receiving decode(GetParam(), kSlotBytes);
+  const std::string key_a = decode.NewKey();
+  const std::string key_b = decode.NewKey();
+  auto a = decode.Open(key_a);
+  auto b = decode.Open(key_b);
+  SenderProcess sender_a(GetParam(), key_a, kSlotBytes);
+  SenderProcess sender_b(GetParam(), key_b, kSlotBytes);
+  ASSERT_TRUE(ComesUp(*a));
+  ASSERT_TRUE(ComesUp(*b));
+  DeviceBytes slots(GetParam().decode_gpu, 2 * kSlotBytes);
+  a->Expect(1, decode.slot(1));
+  ASSERT_TRUE(Passes(*a, 1));
+
+  uint64_t seq = 0;
+  // The longest wait for one slot of b, and how many came, in `span`.
+  const auto flow = [&](milliseconds span) {
+    double longest = 0;
+    int count = 0;
+    const TimePoint until = RealClock()->Now() + span;
+    while (RealClock()->Now() < until) {
+      const TimePoint start = RealClock()->Now();
+      b->Expect(++seq, slots.span().first(kSlotBytes));
+      if (!Passes(*b, seq)) return std::pair(99.0, count);
+      longest = std::max(longest, SecondsSince(start));
+      ++count;
+    }
+    return std::pair(longest, count);
+  };
+  const auto before = flow(milliseconds(300));
+  sender_a.Kill();
+  a->Expect(2, decode.slot(2));  // hangs: its sender is dead
+  a->Expect(3, decode.slot(3));
+  const auto hung = flow(milliseconds(300));
+  a->Close();
+  const auto aborting = flow(milliseconds(800));
+  EXPECT_TRUE(a->closed());
+  std::printf("RESULT %s, neighbour of an aborted link, longest ms per 32 MiB slot (slots): before "
+              "%.2f (%d), hung %.2f (%d), aborting %.2f (%d)\n",
+              name(), before.first * 1e3, before.second, hung.first * 1e3, hung.second,
+              aborting.first * 1e3, aborting.second);
+  EXPECT_LT(aborting.first, 0.2);
+}
+
+TEST_P(LinkOfProcessesTest, Rate) {
+  const size_t total = size_t{GetParam().two_hosts ? 256u : 1024u} << 20;
+  DeviceBytes to(GetParam().decode_gpu, total);
+  for (int ctas : Times(4, 2) == 4 ? std::vector{4, 8, 16, 32} : std::vector{4, 8}) {
+    Receiving decode(GetParam(), kSlotBytes, ctas);
+    const std::string key = decode.NewKey();
+    auto reader = decode.Open(key);
+    SenderProcess sender(GetParam(), key, kSlotBytes, ctas);
+    ASSERT_TRUE(ComesUp(*reader));
+    const uint64_t count = total / kSlotBytes;
+    uint64_t posted = 0;
+    TimePoint start;
+    for (uint64_t done = 0; done < 2 * count; ++done) {
+      if (done == count) start = RealClock()->Now();
+      for (; posted < std::min(2 * count, done + 16); ++posted) {
+        reader->Expect(posted + 1, to.span().subspan(posted % count * kSlotBytes, kSlotBytes));
+      }
+      ASSERT_TRUE(Passes(*reader, done + 1)) << done;
+    }
+    std::printf("RESULT %s, %d CTAs, slots of %zu MiB: %.2f GB/s\n", name(), ctas, kSlotBytes >> 20,
+                static_cast<double>(total) / SecondsSince(start) / 1e9);
+  }
+}
+
+}  // namespace
+}  // namespace lodestone::nccl
