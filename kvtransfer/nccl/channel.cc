@@ -83,7 +83,8 @@ bool Channel::CheckedCuda(cudaError_t error, const char* what) {
   return false;
 }
 
-void Channel::Open(TimePoint now) {
+void Channel::Open(TimePoint now, WarmUp warm_up) {
+  warm_up_ = warm_up;
   deadline_ = now + options_.times.link_up;
   state_ = State::kInitializing;
   // What a link moves is waited for by somebody: before the kernels that make and take it.
@@ -149,7 +150,7 @@ void Channel::StepInitializing() {
   if (!CommReady()) return;
   state_ = State::kWarmingUp;
   const int value = options_.side == Side::kPrefill ? static_cast<int>(kWarmUpByte) : 0;
-  const auto buffer = options_.warm_up_device;
+  const auto buffer = warm_up_.device;
   if (!CheckedCuda(cudaMemsetAsync(buffer.data(), value, buffer.size(), stream_), "warming up")) {
     return;
   }
@@ -161,8 +162,8 @@ void Channel::StepWarmingUp() {
   if (!issuing_.empty()) {
     if (!CommReady()) return;
     if (options_.side == Side::kDecode &&
-        !CheckedCuda(cudaMemcpyAsync(options_.warm_up_host.data(), options_.warm_up_device.data(),
-                                     options_.warm_up_host.size(), cudaMemcpyDeviceToHost, stream_),
+        !CheckedCuda(cudaMemcpyAsync(warm_up_.host.data(), warm_up_.device.data(),
+                                     warm_up_.host.size(), cudaMemcpyDeviceToHost, stream_),
                      "warming up")) {
       return;
     }
@@ -181,7 +182,7 @@ void Channel::StepWarmingUp() {
 }
 
 bool Channel::WarmUpArrivedWhole() const {
-  return std::all_of(options_.warm_up_host.begin(), options_.warm_up_host.end(),
+  return std::all_of(warm_up_.host.begin(), warm_up_.host.end(),
                      [](std::byte byte) { return byte == kWarmUpByte; });
 }
 

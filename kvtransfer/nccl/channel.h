@@ -45,14 +45,16 @@ class Channel {
     // 90 for the bytes of 32 MiB; but a group is over as one. The two ends need not group alike.
     size_t max_group = 2;
     LinkTimes times = {};
-    // Device and pinned host bytes of the endpoint, kWarmUpBytes each, of this side only.
-    std::span<std::byte> warm_up_device = {};
-    std::span<std::byte> warm_up_host = {};
     std::function<void()> wake = {};  // called when Poll has something new
   };
   // Sent once in the direction of the slots when a channel comes up: NCCL connects on first use.
   static constexpr size_t kWarmUpBytes = size_t{1} << 20;
   static constexpr std::byte kWarmUpByte{0xa5};
+  // Memory of the endpoint for it, kWarmUpBytes each, used by this channel only until closed().
+  struct WarmUp {
+    std::span<std::byte> device = {};
+    std::span<std::byte> host = {};  // pinned
+  };
   // NCCL gives a slot half of the channels of a communicator of two, one SM each (from 32 MiB per
   // channel on it would give all), and rounds the number of channels up to a power of two.
   static constexpr int kChannelsPerCta = 2;
@@ -76,7 +78,7 @@ class Channel {
 
   // Endpoint thread. Open starts the communicator; Step moves everything forward that can move and
   // returns whether it is worth coming back at once: something is on its way. Neither blocks.
-  void Open(TimePoint now);
+  void Open(TimePoint now, WarmUp warm_up);
   bool Step(TimePoint now);
   TimePoint moved_at() const { return moved_at_; }  // when Step last saw a slot begin or end
 
@@ -121,6 +123,7 @@ class Channel {
 
   // The endpoint thread's.
   State state_ = State::kNew;
+  WarmUp warm_up_;
   TimePoint deadline_{};  // of coming up
   TimePoint moved_at_{};
   Comm comm_ = nullptr;

@@ -91,7 +91,7 @@ absl::Status Endpoint::AllocateWarmUp() {
   RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&host, bytes), "warm-up buffers of NCCL links"));
   warm_up_host_.reset(host);
   MutexLock lock(&mutex_);
-  for (int i = options_.max_links - 1; i >= 0; --i) free_warm_ups_.push_back(i);
+  users_.resize(static_cast<size_t>(options_.max_links));
   return absl::OkStatus();
 }
 
@@ -109,31 +109,54 @@ absl::StatusOr<UniqueId> Endpoint::NewId() const {
 
 std::shared_ptr<Channel> Endpoint::Open(const UniqueId& id) {
   MutexLock lock(&mutex_);
-  if (free_warm_ups_.empty()) {
+  const auto soon_free = std::count_if(users_.begin(), users_.end(), [](const auto& user) {
+    return user == nullptr || user->close_requested();
+  });
+  if (std::ssize(waiting_) >= soon_free) {
     return Channel::Refused(absl::ResourceExhaustedError(
         absl::StrCat("NCCL links: ", options_.max_links, " are open, which is the limit")));
   }
   const size_t best_group = options_.side == Side::kPrefill ? kMaxSendGroup : kMaxReceiveGroup;
-  Channel::Options options{.api = api_,
-                           .device = options_.device,
-                           .side = options_.side,
-                           .id = id,
-                           .ctas = options_.ctas,
-                           .max_group = options_.max_group > 0 ? options_.max_group : best_group,
-                           .times = options_.times,
-                           .wake = options_.wake};
-  const int warm_up = free_warm_ups_.back();
-  free_warm_ups_.pop_back();
-  const size_t offset = Channel::kWarmUpBytes * static_cast<size_t>(warm_up);
-  options.warm_up_device = {static_cast<std::byte*>(warm_up_device_.get()) + offset,
-                            Channel::kWarmUpBytes};
-  options.warm_up_host = {static_cast<std::byte*>(warm_up_host_.get()) + offset,
-                          Channel::kWarmUpBytes};
-  auto channel = std::make_shared<Channel>(std::move(options));
-  opened_.push_back({channel, warm_up});
+  auto channel = std::make_shared<Channel>(Channel::Options{
+      .api = api_,
+      .device = options_.device,
+      .side = options_.side,
+      .id = id,
+      .ctas = options_.ctas,
+      .max_group = options_.max_group > 0 ? options_.max_group : best_group,
+      .times = options_.times,
+      .wake = options_.wake});
+  waiting_.push_back(channel);
   notified_ = true;
   work_.NotifyAll();
   return channel;
+}
+
+Channel::WarmUp Endpoint::WarmUpOf(int place) const {
+  const size_t offset = Channel::kWarmUpBytes * static_cast<size_t>(place);
+  return {.device = {static_cast<std::byte*>(warm_up_device_.get()) + offset,
+                     Channel::kWarmUpBytes},
+          .host = {static_cast<std::byte*>(warm_up_host_.get()) + offset, Channel::kWarmUpBytes}};
+}
+
+std::vector<Endpoint::Link> Endpoint::TakeWaiting() {
+  std::vector<Link> taken;
+  MutexLock lock(&mutex_);
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    const auto free = std::find(users_.begin(), users_.end(), nullptr);
+    if (!(*it)->close_requested() && free == users_.end()) {
+      ++it;
+      continue;
+    }
+    Link link{.channel = *it};
+    if (!link.channel->close_requested()) {
+      *free = link.channel;
+      link.place = static_cast<int>(free - users_.begin());
+    }
+    taken.push_back(std::move(link));
+    it = waiting_.erase(it);
+  }
+  return taken;
 }
 
 void Endpoint::Notify() {
@@ -144,7 +167,8 @@ void Endpoint::Notify() {
 
 int Endpoint::num_links() const {
   MutexLock lock(&mutex_);
-  return options_.max_links - static_cast<int>(free_warm_ups_.size());
+  const auto free = std::count(users_.begin(), users_.end(), nullptr);
+  return options_.max_links - static_cast<int>(free) + static_cast<int>(waiting_.size());
 }
 
 void Endpoint::Serve() {
@@ -154,7 +178,11 @@ void Endpoint::Serve() {
     ReapClosed(/*wait=*/false);
     WaitForWork(moved_at);
   }
-  StepAll();  // takes in what was opened last
+  {
+    MutexLock lock(&mutex_);
+    for (auto& channel : waiting_) links_.push_back({.channel = std::move(channel)});
+    waiting_.clear();
+  }
   while (!links_.empty()) {
     StartClosing(std::move(links_.front()));
     links_.pop_front();
@@ -163,14 +191,9 @@ void Endpoint::Serve() {
 }
 
 std::optional<TimePoint> Endpoint::StepAll() {
-  std::vector<Link> opened;
-  {
-    MutexLock lock(&mutex_);
-    opened.swap(opened_);
-  }
   const TimePoint now = RealClock()->Now();
-  for (Link& link : opened) {
-    link.channel->Open(now);
+  for (Link& link : TakeWaiting()) {
+    if (link.place >= 0) link.channel->Open(now, WarmUpOf(link.place));
     links_.push_back(std::move(link));
   }
   std::optional<TimePoint> moved_at;
@@ -211,9 +234,9 @@ void Endpoint::ReapClosed(bool wait) {
       continue;
     }
     it->thread.join();
-    if (it->link.channel->closed()) {
+    if (it->link.channel->closed() && it->link.place >= 0) {
       MutexLock lock(&mutex_);
-      free_warm_ups_.push_back(it->link.warm_up);
+      users_[static_cast<size_t>(it->link.place)] = nullptr;
     }
     it = closing_.erase(it);
   }

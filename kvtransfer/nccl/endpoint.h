@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
@@ -50,7 +51,8 @@ class Endpoint {
 
   // A new unique id; its bytes must stay secret.
   absl::StatusOr<UniqueId> NewId() const;
-  // Opens one end. Never null: a channel that cannot be opened fails at its first Poll.
+  // Opens one end. Never null: a channel that cannot be opened fails at its first Poll. If max_links
+  // are open, it waits for one of them that closes, and fails if none does.
   std::shared_ptr<Channel> Open(const UniqueId& id);
   // Wakes the issuing thread: a slot was posted or will be soon, or a close requested.
   void Notify();
@@ -72,7 +74,7 @@ class Endpoint {
   };
   struct Link {
     std::shared_ptr<Channel> channel;
-    int warm_up = -1;  // index of its warm-up buffers
+    int place = -1;  // in users_; -1: it has waited for one in vain
   };
   struct Closing {
     Link link;
@@ -86,6 +88,9 @@ class Endpoint {
   void Serve();
   // When something on its way last moved; nullopt if nothing is.
   std::optional<TimePoint> StepAll();
+  // Those whose turn it is; what is to be closed before that has no place.
+  std::vector<Link> TakeWaiting();
+  Channel::WarmUp WarmUpOf(int place) const;
   void StartClosing(Link link);
   void ReapClosed(bool wait);
   void WaitForWork(std::optional<TimePoint> moved_at);
@@ -101,8 +106,9 @@ class Endpoint {
   mutable Mutex mutex_;
   CondVar work_;
   bool notified_ GUARDED_BY(mutex_) = false;
-  std::vector<Link> opened_ GUARDED_BY(mutex_);  // not taken by the thread yet
-  std::vector<int> free_warm_ups_ GUARDED_BY(mutex_);
+  // By index of the warm-up buffers, of which there are max_links; null: free.
+  std::vector<std::shared_ptr<Channel>> users_ GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<Channel>> waiting_ GUARDED_BY(mutex_);  // for one of them
 
   // The thread's.
   std::list<Link> links_;

@@ -54,13 +54,11 @@ class ChannelTest : public testing::Test {
                                                           .side = Side::kDecode,
                                                           .id = id,
                                                           .max_group = max_group,
-                                                          .times = QuickTimes(),
-                                                          .warm_up_device = warm_up_->span(),
-                                                          .warm_up_host = warm_up_host_});
+                                                          .times = QuickTimes()});
     writer_ = Dialer(prefill_.get())
                   .Connect("", 0, std::string(id.bytes.data(), id.bytes.size()));
     ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
-    channel_->Open(RealClock()->Now());
+    channel_->Open(RealClock()->Now(), {warm_up_->span(), warm_up_host_});
     const auto connected = Next(milliseconds(15'000));
     ASSERT_TRUE(connected && connected->kind == Kind::kConnected);
   }

@@ -282,6 +282,8 @@ void SenderProcess::Relink(const std::string& session_key) {
             static_cast<ssize_t>(kUniqueIdBytes));
 }
 
+void SenderProcess::Freeze() { EXPECT_EQ(kill(pid_, SIGSTOP), 0); }
+
 void SenderProcess::Kill() {
   KillChild(pid_);
   if (key_pipe_ >= 0) close(std::exchange(key_pipe_, -1));

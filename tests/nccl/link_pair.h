@@ -90,7 +90,8 @@ class SenderProcess {
   ~SenderProcess() { Kill(); }
   // Closes its link, which may have failed, and opens another.
   void Relink(const std::string& session_key);
-  void Kill();  // SIGKILL, and waits for its end
+  void Freeze();  // SIGSTOP
+  void Kill();    // SIGKILL, and waits for its end
 
  private:
   int pid_ = -1;

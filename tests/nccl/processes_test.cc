@@ -90,10 +90,10 @@ struct Aftermath {
     freed = std::max(freed, SecondsSince(closing));
     ++kills;
   }
-  void Print(const char* placement, const char* who) const {
-    std::printf("RESULT %s, %s killed %d times: NCCL said so %d times, after %.3f s at most; slots "
+  void Print(const char* placement, const char* what) const {
+    std::printf("RESULT %s, %s %d times: NCCL said so %d times, after %.3f s at most; slots "
                 "free %.3f s after the close at most\n",
-                placement, who, kills, times_told, told, freed);
+                placement, what, kills, times_told, told, freed);
   }
 };
 
@@ -124,7 +124,7 @@ TEST_P(LinkOfProcessesTest, AKilledSenderFreesTheReceiverForTheNext) {
     while (const auto late = reader->Poll()) EXPECT_LT(late->link_seq, 9u);
   }
   EXPECT_FALSE(decode.endpoint().poisoned());
-  aftermath.Print(name(), "sender");
+  aftermath.Print(name(), "sender killed");
 }
 
 TEST_P(LinkOfProcessesTest, AKilledReceiverFreesTheSenderForTheNext) {
@@ -148,7 +148,24 @@ TEST_P(LinkOfProcessesTest, AKilledReceiverFreesTheSenderForTheNext) {
     ASSERT_FALSE(HasFailure()) << round;
   }
   EXPECT_FALSE(prefill->poisoned());
-  aftermath.Print(name(), "receiver");
+  aftermath.Print(name(), "receiver killed");
+}
+
+// As a host that has hung or is cut off: nobody closes the connections.
+TEST_P(LinkOfProcessesTest, AFrozenSenderFreesTheReceiver) {
+  Receiving decode(GetParam(), kSlotBytes);
+  const std::string key = decode.NewKey();
+  auto reader = decode.Open(key);
+  SenderProcess sender(GetParam(), key, kSlotBytes);
+  ASSERT_TRUE(ComesUp(*reader));
+  reader->Expect(1, decode.slot(1));
+  ASSERT_TRUE(Passes(*reader, 1));
+  sender.Freeze();
+  for (uint64_t seq = 2; seq <= 17; ++seq) reader->Expect(seq, decode.slot(seq));
+  Aftermath aftermath;
+  aftermath.Take(*reader, milliseconds(500));
+  EXPECT_FALSE(decode.endpoint().poisoned());
+  aftermath.Print(name(), "sender frozen");
 }
 
 // From before the other process has joined until after its first bytes.
@@ -173,7 +190,7 @@ TEST_P(LinkOfProcessesTest, ASenderKilledWhileTheLinkComesUpFreesTheReceiver) {
   EXPECT_FALSE(decode.endpoint().poisoned());
   std::printf("RESULT %s, sender killed while the link came up: %d of %d were up\n", name(),
               came_up, rounds);
-  aftermath.Print(name(), "sender at link-up");
+  aftermath.Print(name(), "sender killed at link-up");
 }
 
 // This end closes while the other sends, which notices it in its own way.
@@ -183,10 +200,12 @@ TEST_P(LinkOfProcessesTest, LinksOfTwoProcessesLeaveDeviceMemoryAsAfterTheSecond
   auto reader = decode.Open(key);
   SenderProcess sender(GetParam(), key, kSlotBytes);
   int64_t free = 0;
+  int64_t taken = 0;
   const TimePoint start = RealClock()->Now();
-  const int links = Times(60, 6);
+  const int links = Times(60, 3);
   for (int i = 1; i <= links; ++i) {
     ASSERT_TRUE(ComesUp(*reader)) << i;
+    if (i == 3) taken = free - FreeBytes(GetParam().decode_gpu);
     for (uint64_t seq = 1; seq <= 3; ++seq) {
       reader->Expect(seq, decode.slot(seq));
       ASSERT_TRUE(seq > static_cast<uint64_t>(i % 3) || Passes(*reader, seq));
@@ -202,9 +221,42 @@ TEST_P(LinkOfProcessesTest, LinksOfTwoProcessesLeaveDeviceMemoryAsAfterTheSecond
   reader->Close();
   ASSERT_TRUE(WaitFor([&] { return decode.endpoint().num_links() == 0; }, milliseconds(5'000)));
   const int64_t lost = free - FreeBytes(GetParam().decode_gpu);
-  std::printf("RESULT %s, %d links: %.3f s per link up and down; %lld bytes of memory less\n", name(),
-              links + 1, SecondsSince(start) / (links + 1), static_cast<long long>(lost));
+  std::printf("RESULT %s, %d links: %.3f s per link up and down; %lld bytes of device memory less; "
+              "a link takes %lld\n",
+              name(), links + 1, SecondsSince(start) / (links + 1), static_cast<long long>(lost),
+              static_cast<long long>(taken));
   EXPECT_LE(lost, 1 << 20);
+}
+
+// A link that comes again, as after an idle while, does so while the last one is still aborted.
+TEST_P(LinkOfProcessesTest, OneThatFindsNoPlaceWaitsForOneThatCloses) {
+  auto decode = Endpoint::Create({.device = GetParam().decode_gpu,
+                                  .side = Side::kDecode,
+                                  .max_links = 1,
+                                  .times = QuickTimes()})
+                    .value();
+  Listener listener(decode.get());
+  const auto new_key = [&] { return listener.NewSessionKey().value(); };
+  std::string key = new_key();
+  auto first = listener.Open(key);
+  SenderProcess sender(GetParam(), key, kSlotBytes);
+  ASSERT_TRUE(ComesUp(*first));
+  first->Close();
+  key = new_key();
+  auto second = listener.Open(key);
+  sender.Relink(key);
+  ASSERT_TRUE(ComesUp(*second));
+
+  auto refused = listener.Open(new_key());  // nothing closes
+  const auto event = NextEvent(*refused, milliseconds(10));
+  ASSERT_TRUE(event && event->kind == Kind::kFailed);
+  EXPECT_EQ(event->status.code(), absl::StatusCode::kResourceExhausted) << event->status;
+
+  second->Close();
+  auto gives_up = listener.Open(new_key());
+  gives_up->Close();
+  EXPECT_TRUE(WaitFor([&] { return gives_up->closed(); }, milliseconds(1'000)));
+  EXPECT_TRUE(WaitFor([&] { return decode->num_links() == 0; }, milliseconds(2'000)));
 }
 
 // Two senders, one decode worker; one sender dies and its link is aborted while the other's slots

@@ -32,7 +32,8 @@ int BrokenUnderRequests(const std::string& log) {
 }
 
 // One of two clusters whose links cross. The workers that are killed, two of a kind, share GPU 0;
-// those that survive are alone on GPU 1, so its memory is theirs.
+// those that survive are alone on GPU 1, so its memory is theirs. As two hosts on one GPU all six
+// share it, and take turns.
 struct Side {
   std::unique_ptr<RunningCluster> cluster;
   std::string victims;   // "prefill-" | "decode-"
@@ -70,7 +71,12 @@ bool AllLinked(const Side (&sides)[2]) {
 }
 
 TEST_P(DeathsOverNcclTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
-  const int rounds = LongTests() ? 10 : 2;
+  const bool share_gpu = GetParam().two_hosts;
+  const int rounds = LongTests() ? 10 : share_gpu ? 1 : 2;
+  const std::chrono::seconds limit(share_gpu ? 10 : 3);
+  // A link that is not given back costs 100 MiB and more; a worker that was replaced may have other
+  // pages of 2 MiB.
+  const int64_t most_lost = share_gpu ? 16 * kMiB : kMiB;
   const std::vector<GenerateInput> inputs =
       RandomInputs({900, 1'500, 2'300, 3'100, 4'500, 6'000, 9'000}, 8, 5);
   const std::vector<GenerateOutput> expected = AnswersOfOneProcess(inputs);
@@ -90,7 +96,8 @@ TEST_P(DeathsOverNcclTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
        "decode-", "prefill-0"}};
   for (Side& side : sides) {
     ASSERT_NE(side.cluster, nullptr);
-    side.streams = std::make_unique<Streams>(side.cluster->router_address(), 12, inputs, expected);
+    side.streams = std::make_unique<Streams>(side.cluster->router_address(), share_gpu ? 6 : 12,
+                                             inputs, expected);
   }
   ASSERT_TRUE(WaitFor([&] { return AllLinked(sides); })) << "not all links came up over nccl";
   for (Side& side : sides) ASSERT_TRUE(side.streams->WaitForTokens(200));
@@ -115,14 +122,15 @@ TEST_P(DeathsOverNcclTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
     longest = std::max(longest, side.streams->longest_wait());
     answers += side.streams->answers();
   }
-  EXPECT_LE(slowest, std::chrono::seconds(3));
-  EXPECT_LE(longest, std::chrono::seconds(3));
-  EXPECT_LE(std::abs(lost), kMiB);
+  EXPECT_LE(slowest, limit);
+  EXPECT_LE(longest, limit);
+  EXPECT_LE(std::abs(lost), most_lost);
   std::printf(
-      "RESULT %d kills under NCCL, %lld answers, 60 tokens of each cluster after a kill in %lld ms "
-      "at most, longest wait of a stream %lld ms, %d times requests used the link, "
+      "RESULT %s, %d kills, %lld answers, 60 tokens of each cluster after a kill in %lld ms at "
+      "most, longest wait of a stream %lld ms, %d times requests used the link, "
       "device memory of survivors %lld bytes less\n",
-      2 * rounds, static_cast<long long>(answers), static_cast<long long>(slowest.count()),
+      GetParam().name, 2 * rounds, static_cast<long long>(answers),
+      static_cast<long long>(slowest.count()),
       static_cast<long long>(longest.count()), in_use, static_cast<long long>(lost));
 }
 
@@ -163,9 +171,10 @@ TEST_P(DeathsOverNcclTest, LinksThatComeAndGoLeaveDeviceMemoryAsItWas) {
   EXPECT_LE(lost[0], kMiB);
   EXPECT_LE(lost[1], kMiB);
   std::printf(
-      "RESULT %d link-ups and link-downs of real workers in %.1f s: %lld and %lld bytes of device "
-      "memory less\n",
-      ups() - before, std::chrono::duration<double>(steady_clock::now() - start).count(),
+      "RESULT %s, %d link-ups and link-downs of real workers in %.1f s: %lld and %lld bytes of "
+      "device memory less\n",
+      GetParam().name, ups() - before,
+      std::chrono::duration<double>(steady_clock::now() - start).count(),
       static_cast<long long>(lost[0]), static_cast<long long>(lost[1]));
 }
 
