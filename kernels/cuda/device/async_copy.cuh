@@ -191,21 +191,12 @@ __device__ inline void CopyAsync(uint32_t shared_address, const void* global, ui
 }
 
 // cp.async: 16 bytes by this thread, both addresses with a constant number of bytes added.
-// kFetch256: the L2 cache fetches all 256 bytes around.
-template <int kSharedOffset, int kGlobalOffset, bool kFetch256 = true>
+template <int kSharedOffset, int kGlobalOffset>
 __device__ inline void CopyAsync16(uint32_t shared_address, const void* global, uint64_t policy) {
-  if constexpr (kFetch256) {
-    asm volatile(
-        "cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0 + %2], [%1 + %3], 16, %4;" ::"r"(
-            shared_address),
-        "l"(global), "n"(kSharedOffset), "n"(kGlobalOffset), "l"(policy)
-        : "memory");
-  } else {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0 + %2], [%1 + %3], 16, %4;" ::"r"(
-                     shared_address),
-                 "l"(global), "n"(kSharedOffset), "n"(kGlobalOffset), "l"(policy)
-                 : "memory");
-  }
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0 + %2], [%1 + %3], 16, %4;" ::"r"(
+                   shared_address),
+               "l"(global), "n"(kSharedOffset), "n"(kGlobalOffset), "l"(policy)
+               : "memory");
 }
 
 // cp.async.mbarrier.arrive.noinc (9.7.13.15.14): this thread arrives when its copies so far are

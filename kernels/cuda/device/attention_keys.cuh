@@ -133,15 +133,16 @@ __device__ inline void TouchPages(const SparseAttentionArgs& args, const TokenKe
   }
 }
 
-// 16 bytes of each of kSlices slices of a latent, of 64 dims, to a row tile in shared memory:
-// slices lie 64 rows of 128 bytes apart.
+// 16 bytes of each of kSlices slices of a latent, of 64 dims, to a row tile in shared memory, where
+// slices lie 64 rows of 128 bytes apart. All of a row is asked for at once; to have the L2 cache
+// fetch 256 bytes at a time on top of that made prefill 0.35 % slower.
 inline constexpr int kLatentSlices = 8;
 inline constexpr int kLatentSliceBytes = 64 * 128;
-template <int kSlices = kLatentSlices, int kSlice = 0, bool kFetch256 = true>
+template <int kSlices = kLatentSlices, int kSlice = 0>
 __device__ inline void CopyLatentSlices(const uint8_t* from, uint32_t to, uint64_t policy) {
   if constexpr (kSlice < kSlices) {
-    CopyAsync16<kSlice * kLatentSliceBytes, kSlice * 128, kFetch256>(to, from, policy);
-    CopyLatentSlices<kSlices, kSlice + 1, kFetch256>(from, to, policy);
+    CopyAsync16<kSlice * kLatentSliceBytes, kSlice * 128>(to, from, policy);
+    CopyLatentSlices<kSlices, kSlice + 1>(from, to, policy);
   }
 }
 

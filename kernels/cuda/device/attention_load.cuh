@@ -174,12 +174,11 @@ __device__ inline const uint8_t* FindRow(const SparseAttentionArgs& args, const 
          uint64_t{16} * list.entry_offsets[index - list.keys.num_window - first_entry];
 }
 
-// 16 bytes of all slices of the latent at `from` to row `row` of a stage. All of a row is asked for
-// at once; 256 bytes at a time on top of that cost 0.3 us with 128 tokens.
+// 16 bytes of all slices of the latent at `from` to row `row` of a stage.
 __device__ inline void CopyLatent(const uint8_t* from, int row, int unit, uint64_t policy,
                                   uint8_t* stage) {
-  CopyLatentSlices<kLatentSlices, 0, false>(
-      from + unit * 16, SharedAddress(stage) + row * 128 + (unit ^ row % 8) * 16, policy);
+  CopyLatentSlices(from + unit * 16, SharedAddress(stage) + row * 128 + (unit ^ row % 8) * 16,
+                   policy);
 }
 
 // The keys of one step to a stage, but none with number `end_row` or above. Where there is none,
