@@ -28,9 +28,9 @@ bool MarkRequested() {
   return true;
 }
 
-void HandleSignal(int) {
+void HandleSignal(int signal) {
   const int saved_errno = errno;
-  if (!MarkRequested()) _exit(130);
+  if (!MarkRequested() && signal == SIGINT) _exit(130);
   errno = saved_errno;
 }
 

@@ -5,8 +5,11 @@
 
 namespace lodestone {
 
-// The request of the process to end, made by the first SIGTERM or SIGINT or by Request(). A second
-// signal ends the process at once with exit code 130. Thread-safe. One per process.
+// The request of the process to end, made by the first SIGTERM or SIGINT or by Request(). After it
+// a SIGINT, somebody's second Ctrl-C, ends the process at once with exit code 130. A SIGTERM does
+// not: supervisors send it more than once (systemd to each process of `lodestone up`, which passes
+// it on; `timeout` to its child and then to the child's group), and it must not cut a drain short.
+// Thread-safe. One per process.
 class ShutdownSignal {
  public:
   // Installs the handlers, ignores SIGPIPE, and returns the one instance. Idempotent. Call it at

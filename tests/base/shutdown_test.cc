@@ -69,11 +69,24 @@ TEST(ShutdownDeathTest, SignalWakesAWaiter) {
   });
 }
 
-TEST(ShutdownDeathTest, SecondSignalEndsTheProcessWith130) {
-  ExpectExit(130, [](ShutdownSignal&) {
-    raise(SIGINT);
-    raise(SIGINT);
-  });
+TEST(ShutdownDeathTest, AnInterruptAfterAnySignalEndsTheProcessWith130) {
+  for (int first : {SIGTERM, SIGINT}) {
+    ExpectExit(130, [first](ShutdownSignal&) {
+      raise(first);
+      raise(SIGINT);
+    });
+  }
+}
+
+TEST(ShutdownDeathTest, ARepeatedSigtermDoesNotCutADrainShort) {
+  for (int first : {SIGTERM, SIGINT}) {
+    ExpectExit(0, [first](ShutdownSignal& shutdown) {
+      raise(first);
+      raise(SIGTERM);
+      raise(SIGTERM);
+      if (!shutdown.Requested()) _exit(1);
+    });
+  }
 }
 
 TEST(ShutdownDeathTest, RequestCountsAsTheFirstSignal) {
@@ -81,7 +94,7 @@ TEST(ShutdownDeathTest, RequestCountsAsTheFirstSignal) {
     shutdown.Request();
     shutdown.Request();
     if (!shutdown.WaitFor(seconds(0))) _exit(1);
-    raise(SIGTERM);
+    raise(SIGINT);
   });
 }
 
