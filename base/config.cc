@@ -301,6 +301,8 @@ int PrintAndExit(const ParseOutcome& outcome) {
   return std::fflush(stdout) == 0 ? 0 : 1;
 }
 
+void HideConfigFile() { unsetenv(EnvName("config").c_str()); }
+
 std::optional<std::string> GetEnvironment(const std::string& name) {
   const char* const value = std::getenv(name.c_str());
   if (value == nullptr || *value == '\0') return std::nullopt;

@@ -123,6 +123,10 @@ std::string FormatDuration(std::chrono::milliseconds duration);
 // The environment is read nowhere else. nullopt if unset or empty.
 std::optional<std::string> GetEnvironment(const std::string& name);
 
+// Takes LODESTONE_CONFIG out of the environment. For a program that has read its settings and
+// starts others: they inherit the rest, but the keys of that file are not theirs. One thread only.
+void HideConfigFile();
+
 // The settings of logging that all programs share.
 struct LoggingConfig {
   std::string format = "auto";

@@ -9,7 +9,8 @@
 namespace lodestone {
 
 // Parses the flags of a subcommand, then runs `body(config)`, which returns the exit code: 0 good,
-// 1 the command found what it looks for or failed, 2 bad usage.
+// 1 the command found what it looks for or failed, 2 bad usage. LODESTONE_CONFIG is for the
+// subcommand alone: the workers of `up` and `verify` do not read it.
 template <typename Config, typename Body>
 int RunCommand(std::string_view name, std::string_view description, int argc,
                const char* const* argv, Body body) {
@@ -17,6 +18,7 @@ int RunCommand(std::string_view name, std::string_view description, int argc,
   absl::StatusOr<ParseOutcome> outcome = ParseConfig(name, description, argc, argv, config);
   if (!outcome.ok()) return PrintUsageError(name, outcome.status());
   if (outcome->exit) return PrintAndExit(*outcome);
+  HideConfigFile();
   for (const std::string& warning : outcome->warnings) {
     std::fprintf(stderr, "%s\n", warning.c_str());
   }
