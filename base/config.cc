@@ -4,11 +4,13 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
 #include <absl/strings/str_split.h>
 #include <CLI/CLI.hpp>
 
@@ -39,6 +41,15 @@ std::string Suggestion(const std::string& nearest) {
 absl::Status At(const std::string& place, const absl::Status& status) {
   return absl::InvalidArgumentError(absl::StrCat(place, ": ", status.message()));
 }
+
+// CLI11's formatter writes "--no-x{false}" for the negation of a switch. Nobody types that.
+class HelpFormatter final : public CLI::Formatter {
+ public:
+  std::string make_option_name(const CLI::Option* option, bool positional) const override {
+    return absl::StrReplaceAll(CLI::Formatter::make_option_name(option, positional),
+                               {{"{false}", ""}});
+  }
+};
 
 // The command line, read by CLI11 as texts; meaning is given to them later.
 struct CommandLine {
@@ -81,6 +92,7 @@ void SetUpApp(std::string_view program, std::string_view description,
   app.description(std::string(description));
   app.set_help_flag();
   app.allow_extras();
+  app.formatter(std::make_shared<HelpFormatter>());
   app.get_formatter()->column_width(36);
   for (const ConfigField& field : fields) AddOption(field, line);
   app.add_option(

@@ -136,7 +136,8 @@ struct LoggingConfig {
   void VisitFields(Visitor& visit) {
     visit(format, "log-format", "auto is text on a terminal, JSON lines otherwise", "Logging",
           FieldTraits{.allowed = {"auto", "json", "text"}});
-    visit(verbosity, "verbosity", "1 logs each request, 2 each step", "Logging");
+    visit(verbosity, "verbosity",
+          "0 logs changes of state and, on a router, each request; 1 logs more", "Logging");
   }
   LogOptions ToOptions(std::string component) const {
     return LogOptions{ParseLogFormat(format), std::move(component), static_cast<int>(verbosity)};

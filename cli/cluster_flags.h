@@ -8,6 +8,8 @@
 
 namespace lodestone {
 
+inline constexpr char kWorkerGroup[] = "Workers (\"\": as their own --help says)";
+
 // The settings that `up` and `verify` hand on to the processes they start. Empty means that the
 // process decides; the processes check the values.
 struct ClusterFlags {
@@ -36,25 +38,24 @@ struct ClusterFlags {
     visit(num_decode, "decode", "decode workers", "Cluster");
     visit(run_dir, "run-dir", "folder of logs and cluster.json; empty = a new temporary one",
           "Cluster");
-    visit(overlay, "overlay", "safetensors file that replaces tensors", "Workers");
-    visit(numerics, "numerics", "auto, reference, plain or exact", "Workers");
+    visit(overlay, "overlay", "safetensors file that replaces tensors", kWorkerGroup);
+    visit(numerics, "numerics", "auto, reference, plain or exact", kWorkerGroup);
     visit(device, "device",
           "what workers compute on: cpu or cuda:N; several, as in cuda:0,cuda:1, are given to "
-          "workers "
-          "in turn, prefill first",
-          "Workers");
-    visit(index_k, "index-k", "index keys as bf16, fp8 or fp4", "Workers");
-    visit(kv, "kv", "latents as bf16 or fp8", "Workers");
-    visit(memory, "memory", "bytes that each worker may use, e.g. 1GiB", "Workers");
+          "workers in turn, prefill first",
+          kWorkerGroup);
+    visit(index_k, "index-k", "index keys as bf16, fp8 or fp4", kWorkerGroup);
+    visit(kv, "kv", "latents as bf16 or fp8", kWorkerGroup);
+    visit(memory, "memory", "bytes that each worker may use, e.g. 1GiB", kWorkerGroup);
     visit(threads, "threads", "compute threads of each worker; 0 = one per processor it may use",
-          "Workers");
-    visit(max_sequences, "max-sequences", "most requests at once on a worker", "Workers");
-    visit(max_context, "max-context", "most tokens of one request", "Workers");
-    visit(chunk_tokens, "chunk-tokens", "prompt tokens of one prefill step", "Workers");
+          kWorkerGroup);
+    visit(max_sequences, "max-sequences", "most requests at once on a worker", kWorkerGroup);
+    visit(max_context, "max-context", "most tokens of one request", kWorkerGroup);
+    visit(chunk_tokens, "chunk-tokens", "prompt tokens of one prefill step", kWorkerGroup);
     visit(router_flags, "router-flag",
-          "any other flag of the router: --router-flag=--max-running=4", "Workers");
-    visit(prefill_flags, "prefill-flag", "any other flag of the prefill workers", "Workers");
-    visit(decode_flags, "decode-flag", "any other flag of the decode workers", "Workers");
+          "any other flag of the router: --router-flag=--max-running=4", kWorkerGroup);
+    visit(prefill_flags, "prefill-flag", "any other flag of the prefill workers", kWorkerGroup);
+    visit(decode_flags, "decode-flag", "any other flag of the decode workers", kWorkerGroup);
   }
 
   // INVALID_ARGUMENT for impossible counts, devices, or a folder that is no checkpoint.
