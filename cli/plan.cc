@@ -11,6 +11,7 @@
 #include "base/status_macros.h"
 #include "cli/command.h"
 #include "engine/engine.h"
+#include "prefill/config.h"
 
 namespace lodestone {
 namespace {
@@ -20,7 +21,8 @@ constexpr std::string_view kDescription =
     "Shows how a worker divides its memory, for every index-key format side by side. It is the "
     "code\n"
     "that sizes a running worker; only config.json is read.\n"
-    "  lodestone plan --model models/needle-tiny --memory 256MiB --ctx 10500";
+    "  lodestone plan --model models/needle-tiny --memory 256MiB --ctx 10500\n"
+    "Exit code 1 if no format fits.";
 
 struct Column {
   IndexKeyFormat format;
@@ -32,32 +34,50 @@ std::vector<IndexKeyFormat> FormatsUnder(Numerics numerics) {
   return {IndexKeyFormat::kBf16, IndexKeyFormat::kFp8, IndexKeyFormat::kFp4};
 }
 
-EngineOptions OptionsOf(const PlanConfig& config) {
+struct Plans {
+  FormatChoice chosen;
+  std::vector<Column> columns;
+};
+
+// As a prefill worker on the CPU reads it.
+absl::StatusOr<int64_t> ChunkTokensOf(const PlanConfig& config) {
+  PrefillConfig prefill;
+  prefill.worker.max_context = config.max_context;
+  prefill.chunk_tokens = config.chunk_tokens;
+  return ChunkTokens(prefill);
+}
+
+absl::StatusOr<EngineOptions> OptionsOf(const PlanConfig& config) {
+  if (config.threads < 0 || config.threads > kMaxComputeThreads) {
+    return absl::InvalidArgumentError("--threads is " + std::to_string(config.threads) + ", 0 to " +
+                                      std::to_string(kMaxComputeThreads) + " are possible");
+  }
   EngineOptions options;
   options.model_dir = config.model;
   options.num_threads = static_cast<int>(config.threads);
   options.memory_limit_bytes = config.memory.bytes;
   options.max_sequences = config.max_sequences;
   options.max_context_tokens = config.max_context;
-  options.max_batch_tokens = config.chunk_tokens;
+  ASSIGN_OR_RETURN(options.max_batch_tokens, ChunkTokensOf(config));
   options.staging_bytes = config.staging_slot.bytes * config.staging_slots;
   return options;
 }
 
-absl::StatusOr<std::vector<Column>> MakeColumns(const PlanConfig& config, const ModelConfig& model,
-                                                FormatChoice* chosen) {
-  ASSIGN_OR_RETURN(*chosen, ChooseFormats(model, ParseNumerics(config.numerics),
-                                          ParseKvFormat(config.kv), std::nullopt));
-  const std::unique_ptr<Ops> ops = MakeCpuOps(NumComputeThreads(OptionsOf(config)));
-  std::vector<Column> columns;
-  for (const IndexKeyFormat format : FormatsUnder(chosen->numerics)) {
-    FormatChoice formats = *chosen;
+absl::StatusOr<Plans> MakePlans(const PlanConfig& config) {
+  ASSIGN_OR_RETURN(const EngineOptions options, OptionsOf(config));
+  ASSIGN_OR_RETURN(const ModelConfig model, LoadModelConfig(config.model));
+  Plans plans;
+  ASSIGN_OR_RETURN(plans.chosen, ChooseFormats(model, ParseNumerics(config.numerics),
+                                               ParseKvFormat(config.kv), std::nullopt));
+  const std::unique_ptr<Ops> ops = MakeCpuOps(NumComputeThreads(options));
+  for (const IndexKeyFormat format : FormatsUnder(plans.chosen.numerics)) {
+    FormatChoice formats = plans.chosen;
     formats.index_key = format;
-    columns.push_back({format, PlanEngine(OptionsOf(config), model, formats, *ops)});
-    const absl::Status& status = columns.back().plan.status();
+    plans.columns.push_back({format, PlanEngine(options, model, formats, *ops)});
+    const absl::Status& status = plans.columns.back().plan.status();
     if (!status.ok() && !absl::IsResourceExhausted(status)) return status;
   }
-  return columns;
+  return plans;
 }
 
 // One row of the table: a name, then a cell for each format.
@@ -116,44 +136,44 @@ void AddLimits(const PlanConfig& config, const std::vector<Column>& columns, std
   }
 }
 
-int Plan(const PlanConfig& config) {
-  const absl::StatusOr<std::string> table = PlanTable(config);
-  if (!table.ok()) return PrintFailure(kName, table.status());
-  std::printf("%s", table->c_str());
-  return 0;
-}
-
-}  // namespace
-
-absl::StatusOr<std::string> PlanTable(const PlanConfig& config) {
-  if (config.threads < 0 || config.threads > kMaxComputeThreads) {
-    return absl::InvalidArgumentError("--threads is " + std::to_string(config.threads) + ", 0 to " +
-                                      std::to_string(kMaxComputeThreads) + " are possible");
-  }
-  ASSIGN_OR_RETURN(const ModelConfig model, LoadModelConfig(config.model));
-  FormatChoice chosen;
-  ASSIGN_OR_RETURN(const std::vector<Column> columns, MakeColumns(config, model, &chosen));
+std::string Table(const PlanConfig& config, const Plans& plans) {
   std::string table = "memory " + Bytes(config.memory.bytes) + " per worker, numerics " +
-                      std::string(Name(chosen.numerics)) + ", latents " +
-                      std::string(Name(chosen.kv)) + ", at most " +
+                      std::string(Name(plans.chosen.numerics)) + ", latents " +
+                      std::string(Name(plans.chosen.kv)) + ", at most " +
                       std::to_string(config.max_sequences) + " requests\n\n";
   char text[64];
   std::snprintf(text, sizeof(text), "%-30s", "index keys as");
   table += text;
-  for (const Column& column : columns) {
+  for (const Column& column : plans.columns) {
     std::snprintf(text, sizeof(text), "%16s", std::string(Name(column.format)).c_str());
     table += text;
   }
   table += "\n";
-  AddPools(columns, &table);
+  AddPools(plans.columns, &table);
   table += "\n";
-  AddLimits(config, columns, &table);
-  for (const Column& column : columns) {
+  AddLimits(config, plans.columns, &table);
+  for (const Column& column : plans.columns) {
     if (column.plan.ok()) continue;
     table += std::string(Name(column.format)) + ": " + std::string(column.plan.status().message()) +
              "\n";
   }
   return table;
+}
+
+int Plan(const PlanConfig& config) {
+  const absl::StatusOr<Plans> plans = MakePlans(config);
+  if (!plans.ok()) return PrintFailure(kName, plans.status());
+  std::printf("%s", Table(config, *plans).c_str());
+  const bool fits =
+      std::ranges::any_of(plans->columns, [](const Column& column) { return column.plan.ok(); });
+  return fits ? 0 : 1;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> PlanTable(const PlanConfig& config) {
+  ASSIGN_OR_RETURN(const Plans plans, MakePlans(config));
+  return Table(config, plans);
 }
 
 int RunPlan(int argc, const char* const* argv) {

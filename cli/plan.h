@@ -19,7 +19,7 @@ struct PlanConfig {
   int64_t max_context = 0;
   int64_t max_sequences = 16;
   int64_t threads = 0;
-  int64_t chunk_tokens = 512;
+  std::string chunk_tokens = "auto";
   ByteSize staging_slot{int64_t{4} << 20};
   int64_t staging_slots = 4;
 
@@ -42,8 +42,8 @@ struct PlanConfig {
           "compute threads, as the worker's own flag; 0 = one per processor it may use",
           "Compute");
     visit(chunk_tokens, "chunk-tokens",
-          "tokens of one step, as the prefill worker's own flag, whose auto is 512 on the CPU and "
-          "4,096 on a CUDA device",
+          "tokens of one step, as the prefill worker's own flag; auto: 512, as on the CPU (it is "
+          "4,096 on a CUDA device); whole: --max-context",
           "Compute");
     visit(staging_slot, "staging-slot", "bytes of one hand-off slot", "Compute");
     visit(staging_slots, "staging-slots", "number of hand-off slots", "Compute");
@@ -51,9 +51,10 @@ struct PlanConfig {
 };
 
 // The table that `plan` prints. Errors as ChooseFormats and PlanEngine; a format that does not fit
-// has its reason in its column instead.
+// has its reason below the table instead.
 absl::StatusOr<std::string> PlanTable(const PlanConfig& config);
 
+// Exit code 1 if no format fits.
 int RunPlan(int argc, const char* const* argv);
 
 }  // namespace lodestone

@@ -50,6 +50,26 @@ TEST(PlanTest, FormatThatDoesNotFitSaysWhatItNeeds) {
   EXPECT_THAT(*table, HasSubstr("bf16: a worker needs at least"));
 }
 
+TEST(PlanTest, TheExitCodeSaysWhetherAnyFormatFits) {
+  const char* argv[] = {"plan", "--model", kModel, "--memory", "1GiB"};
+  EXPECT_EQ(RunPlan(5, argv), 0);
+  argv[4] = "1MiB";
+  EXPECT_EQ(RunPlan(5, argv), 1);
+}
+
+TEST(PlanTest, ChunksAreNamedAsByThePrefillWorker) {
+  PlanConfig config = Config();
+  const std::string of_auto = *PlanTable(config);
+  config.chunk_tokens = "512";
+  EXPECT_EQ(*PlanTable(config), of_auto);
+  config.chunk_tokens = "whole";
+  const std::string of_whole = *PlanTable(config);
+  config.chunk_tokens = "12288";
+  EXPECT_EQ(*PlanTable(config), of_whole);
+  config.chunk_tokens = "some";
+  EXPECT_THAT(PlanTable(config).status().message(), HasSubstr("--chunk-tokens is \"some\""));
+}
+
 TEST(PlanTest, CountsTheScratchOfAsManyThreadsAsAWorkerHas) {
   PlanConfig config = Config();
   const std::string of_default = *PlanTable(config);
