@@ -1,8 +1,11 @@
 #include "cli/cluster_view.h"
 
+#include <algorithm>
 #include <boost/json.hpp>
 #include <cstdlib>
 #include <exception>
+#include <string_view>
+#include <tuple>
 
 #include "base/status_macros.h"
 #include "cli/worker_admin.h"
@@ -31,6 +34,11 @@ ClusterView ToView(const json::object& body) {
                             .state = Text(worker, "state"),
                             .reason = Text(worker, "reason")});
   }
+  // The router has them in the order of their coming, which is another one after each restart.
+  std::ranges::sort(view.workers, [](const WorkerView& a, const WorkerView& b) {
+    return std::tuple(a.role == "decode", std::string_view(a.address)) <
+           std::tuple(b.role == "decode", std::string_view(b.address));
+  });
   for (const json::value& entry : body.at("refused").as_array()) {
     const json::object& worker = entry.as_object();
     view.refused.push_back({.role = Text(worker, "role"),

@@ -57,6 +57,21 @@ TEST(StatusTest, JsonHasTheSame) {
   }
 }
 
+TEST(StatusTest, PrefillWorkersComeFirstThenAddressesInOrder) {
+  const auto worker = [](const std::string& role, const std::string& address) {
+    return R"({"role":")" + role + R"(","instance_id":"1","address":")" + address +
+           R"(","state":"ready","reason":""})";
+  };
+  const ClusterView view =
+      ParseReadyz(R"({"ready":true,"reasons":[],"workers":[)" + worker("decode", "b:2") + "," +
+                  worker("prefill", "b:4") + "," + worker("decode", "a:1") + "," +
+                  worker("prefill", "a:3") + R"(],"refused":[]})")
+          .value();
+  std::string order;
+  for (const WorkerView& shown : view.workers) order += shown.role + " " + shown.address + ",";
+  EXPECT_EQ(order, "prefill a:3,prefill b:4,decode a:1,decode b:2,");
+}
+
 TEST(StatusTest, AnotherServersAnswerIsAnError) {
   for (const char* body : {"", "[]", "{}", "not json", R"({"ready":true})"}) {
     EXPECT_EQ(ParseReadyz(body).status().code(), absl::StatusCode::kInvalidArgument) << body;
