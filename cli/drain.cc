@@ -160,6 +160,11 @@ absl::Status DrainConfig::Validate() const {
         workers.empty() ? "name workers as HOST:PORT, or a --role"
                         : "workers and --role " + role + " are given: one of them, please");
   }
+  for (const std::string& worker : workers) {
+    if (worker.find(':') != worker.npos) continue;
+    return absl::InvalidArgumentError("worker is \"" + worker +
+                                      "\", expected HOST:PORT as `lodestone status` shows it");
+  }
   if (drain_timeout.count() < 1) {
     return absl::InvalidArgumentError("--drain-timeout is " +
                                       std::to_string(drain_timeout.count()) +

@@ -96,6 +96,9 @@ TEST(DrainConfigTest, NeedsWorkersOrARole) {
   without_time.role = "all";
   without_time.drain_timeout = std::chrono::milliseconds(0);
   EXPECT_THAT(std::string(without_time.Validate().message()), HasSubstr("0 ms"));
+  DrainConfig by_name;
+  by_name.workers = {"127.0.0.1:1", "decode-0"};
+  EXPECT_THAT(std::string(by_name.Validate().message()), HasSubstr("\"decode-0\", expected HOST"));
 }
 
 }  // namespace
