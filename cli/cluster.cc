@@ -52,7 +52,7 @@ std::string MessageOf(const std::string& line) {
 std::string LastMessage(const std::string& log_path) {
   std::string line = LastLines(log_path, 1);
   if (line.ends_with('\n')) line.pop_back();
-  return MessageOf(line);
+  return line.empty() ? "starting" : MessageOf(line);
 }
 
 // After `short_lives` in a row that ended with exit code 0. One alone is a drain.
