@@ -123,7 +123,8 @@ class RouterImpl final : public Router {
     builder.RegisterService(registry_service_.get());
     grpc_server_ = builder.BuildAndStart();
     if (grpc_server_ == nullptr || ports_.grpc == 0) {
-      return absl::UnavailableError(absl::StrCat("cannot listen on ", address, " (gRPC)"));
+      return absl::UnavailableError(absl::StrCat("cannot listen on ", address,
+                                                 " (gRPC): taken, or no address of this machine?"));
     }
     SetServing(false);
     return absl::OkStatus();

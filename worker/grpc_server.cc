@@ -63,7 +63,8 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const std::string& host, int64_t port
   for (grpc::Service* service : services) builder.RegisterService(service);
   result.server = builder.BuildAndStart();
   if (result.server == nullptr || result.port == 0) {
-    return absl::UnavailableError("cannot listen on " + address);
+    return absl::UnavailableError("cannot listen on " + address +
+                                  " (gRPC): taken, or no address of this machine?");
   }
   return result;
 }

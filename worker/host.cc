@@ -69,6 +69,7 @@ absl::StatusOr<std::unique_ptr<WorkerHost>> WorkerHost::Create(v1::WorkerRole ro
   ASSIGN_OR_RETURN(
       host->exposer_,
       MetricsExposer::Start(config.bind, static_cast<int>(metrics_port), *host->metrics_));
+  if (config.routers.empty()) LOG(WARNING) << "no --router is given: no request comes here";
   host->RegisterAsLoading();
   engine_options.progress = ReportProgress(host->model_name_, &host->board_);
   engine_options.step_progress = [board = &host->board_] { board->NoteProgress(); };

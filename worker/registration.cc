@@ -163,7 +163,8 @@ void Registration::RunSession() {
   while (!session.ended() && !stopping_) {
     board_.WaitForOtherState(reported_state_, std::min(next_report, SteadyClock::now() + kSlice));
     if (session.accepted() && !registered_.exchange(true)) {
-      LogOnce("registered with router " + router_ + " (" + session.router_id() + ")");
+      LogOnce(LogSeverity::kInfo,
+              "registered with router " + router_ + " (" + session.router_id() + ")");
       backoff_ = times_.backoff_first;
     }
     if (!HasNews() && SteadyClock::now() < next_report) continue;
@@ -178,9 +179,11 @@ void Registration::RunSession() {
     session.SayGoodbye(deadline);
   } else if (const absl::Status refusal = session.refusal(); !refusal.ok()) {
     backoff_ = times_.refused;
-    LogOnce("router " + router_ + " refuses this worker: " + refusal.ToString());
+    LogOnce(LogSeverity::kWarning,
+            "router " + router_ + " refuses this worker: " + refusal.ToString());
   } else {
-    LogOnce("no stream to router " + router_ + ": " + session.end_message());
+    LogOnce(LogSeverity::kWarning,
+            "no stream to router " + router_ + ": " + session.end_message() + "; trying again");
     backoff_ = std::min(2 * backoff_, times_.backoff_most);
   }
 }
@@ -212,10 +215,14 @@ bool Registration::WaitUnlessStopped(milliseconds time) const {
 }
 
 // A router that stays away is one line, not one per attempt.
-void Registration::LogOnce(const std::string& text) {
+void Registration::LogOnce(LogSeverity severity, const std::string& text) {
   if (text == last_logged_) return;
   last_logged_ = text;
-  LOG(INFO) << text;
+  if (severity == LogSeverity::kInfo) {
+    LOG(INFO) << text;
+  } else {
+    LOG(WARNING) << text;
+  }
 }
 
 }  // namespace lodestone

@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "base/logging.h"
 #include "base/mutex.h"
 #include "proto/lodestone/v1/worker.grpc.pb.h"
 #include "worker/status_board.h"
@@ -47,7 +48,7 @@ class Registration {
   bool HasNews() const;
   // False if the end was requested meanwhile.
   bool WaitUnlessStopped(std::chrono::milliseconds time) const;
-  void LogOnce(const std::string& text);
+  void LogOnce(LogSeverity severity, const std::string& text);
 
   const std::string router_;
   const LoadSource load_;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/config.h"
 #include "base/failpoint.h"
@@ -42,8 +43,15 @@ int WorkerMain(const std::string& role, const std::string& description, int argc
   if (!process.ok()) return fail(process.status());
   std::printf("%s\n", (*process)->ListeningLine().c_str());
   std::fflush(stdout);
-  const absl::Status status = (*process)->Run([&shutdown] { return shutdown.Requested(); });
-  if (status.ok()) return 0;
+  bool said = false;
+  const absl::Status status = (*process)->Run([&shutdown, &said] {
+    if (shutdown.Requested() && !std::exchange(said, true)) LOG(INFO) << "asked to end: drains";
+    return shutdown.Requested();
+  });
+  if (status.ok()) {
+    LOG(INFO) << "stopped";
+    return 0;
+  }
   fail(status);
   // Everybody has been told. Giving memory back would wait for a device that may never end its
   // work.
