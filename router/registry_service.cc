@@ -114,8 +114,7 @@ class Registration final : public grpc::ServerBidiReactor<v1::WorkerReport, v1::
   // Again on the same stream when a worker has loaded its model.
   absl::Status Register(TimePoint arrived_at) {
     gone_ = {};
-    if (!instance_id_.empty())
-      registry_.Remove(std::exchange(instance_id_, {}), "it says hello again");
+    if (!instance_id_.empty()) registry_.Replace(std::exchange(instance_id_, {}));
     WorkerHello hello = FromProto(report_.hello());
     const std::string instance_id = hello.instance_id;
     const absl::Status added =

@@ -88,8 +88,7 @@ void WorkerRegistry::MakeRoomFor(const WorkerHello& hello) {
   const std::vector<std::shared_ptr<Worker>> workers = workers_;
   for (const std::shared_ptr<Worker>& worker : workers) {
     if (worker->hello.instance_id == hello.instance_id) {
-      Remove(hello.instance_id, worker->hello.address.empty() ? "it has loaded its model"
-                                                              : "registered again");
+      Replace(hello.instance_id);
     } else if (!hello.address.empty() && worker->hello.address == hello.address) {
       Remove(worker->hello.instance_id, "another start of it is at its address");
     }
@@ -138,8 +137,8 @@ absl::Status WorkerRegistry::Add(WorkerHello hello, WorkerLoad load, TimePoint r
   worker->load = std::move(load);
   worker->last_report = reported_at;
   if (!loads) connect_(*worker);
-  LOG(INFO) << Field("worker", worker->hello.instance_id) << Name(worker->hello.role)
-            << " worker at " << (loads ? "no address yet" : worker->hello.address) << " joined, "
+  LOG(INFO) << Field("worker", worker->hello.instance_id) << Name(worker->hello.role) << " worker"
+            << (loads ? "" : " at " + worker->hello.address) << " joined, "
             << Name(worker->load.state);
   workers_.push_back(std::move(worker));
   NotifyChanged();
@@ -162,15 +161,30 @@ bool WorkerRegistry::Report(const std::string& instance_id, WorkerLoad load,
   return true;
 }
 
+void WorkerRegistry::Replace(const std::string& instance_id) {
+  const std::shared_ptr<Worker> worker = Find(instance_id);
+  if (worker == nullptr) return;
+  // One without an address was loading, and has not gone anywhere: no line says that it left.
+  if (worker->hello.address.empty()) return TakeOut(instance_id, "it has loaded its model");
+  Remove(instance_id, "it registers again");
+}
+
 void WorkerRegistry::Remove(const std::string& instance_id, std::string why) {
+  if (const std::shared_ptr<Worker> worker = Find(instance_id); worker != nullptr) {
+    const std::string& address = worker->hello.address;
+    LOG(INFO) << Field("worker", instance_id) << Name(worker->hello.role) << " worker"
+              << (address.empty() ? "" : " at " + address) << " left: " << why;
+  }
+  TakeOut(instance_id, std::move(why));
+}
+
+void WorkerRegistry::TakeOut(const std::string& instance_id, const std::string& why) {
   const auto found = std::find_if(workers_.begin(), workers_.end(), [&](const auto& worker) {
     return worker->hello.instance_id == instance_id;
   });
   if (found == workers_.end()) return;
   const std::shared_ptr<Worker> worker = *found;
   workers_.erase(found);
-  LOG(INFO) << Field("worker", instance_id) << Name(worker->hello.role) << " worker at "
-            << worker->hello.address << " left: " << why;
   worker->gone.Cancel(
       absl::UnavailableError(absl::StrCat(std::string(Name(worker->hello.role)), " worker at ",
                                           worker->hello.address, " left: ", why)));

@@ -114,6 +114,8 @@ class WorkerRegistry {
   // False if it is not (or no longer) registered: its stream is to be ended.
   bool Report(const std::string& instance_id, WorkerLoad load, TimePoint reported_at);
   void Remove(const std::string& instance_id, std::string why);
+  // As Remove, of one that says hello again.
+  void Replace(const std::string& instance_id);
 
   // Removes silent workers; runs until Stop().
   Task<void> WatchSilence();
@@ -130,6 +132,7 @@ class WorkerRegistry {
   void OnRemoved(std::function<void(const Worker&)> callback) { on_removed_ = std::move(callback); }
 
  private:
+  void TakeOut(const std::string& instance_id, const std::string& why);
   std::vector<std::string> Differences(const WorkerHello& hello) const;
   void MakeRoomFor(const WorkerHello& hello);
   absl::Status Refuse(const WorkerHello& hello, const std::vector<std::string>& differences);

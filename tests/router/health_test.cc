@@ -107,6 +107,7 @@ TEST_F(HealthTest, AWorkerThatLoadsIsListedAndNotUsed) {
 
 TEST_F(HealthTest, AWorkerThatHasLoadedSaysSoOnTheSameStream) {
   StartRouter();
+  testing::internal::CaptureStderr();
   RawRegistration worker(grpc_address_);
   worker.Say(LoadingReport("loading"));
   ASSERT_TRUE(Eventually([&] { return Readyz().find("\"loading\"") != std::string::npos; }));
@@ -118,8 +119,13 @@ TEST_F(HealthTest, AWorkerThatHasLoadedSaysSoOnTheSameStream) {
   hello.set_eos_token_id(Model().eos_token_id);
   report.mutable_load()->set_state(v1::WORKER_STATE_READY);
   worker.Say(report);
-  ASSERT_TRUE(Eventually([&] { return Readyz().find("127.0.0.1:1\"") != std::string::npos; }));
+  const bool came = Eventually([&] { return Readyz().find("127.0.0.1:1\"") != std::string::npos; });
+  const std::string log = testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(came);
   EXPECT_EQ(Parse(Readyz()).at("workers").as_array().size(), 1u);
+  EXPECT_THAT(log, HasSubstr("worker joined, loading"));
+  EXPECT_THAT(log, HasSubstr("worker at 127.0.0.1:1 joined, ready"));
+  EXPECT_THAT(log, testing::Not(HasSubstr("left")));
 }
 
 TEST_F(HealthTest, ARefusedWorkerIsShownWithItsReason) {
