@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -14,6 +15,15 @@ namespace lodestone {
 namespace {
 
 std::string Text(json::string_view view) { return std::string(view.data(), view.size()); }
+
+// "an integer from 1 to 8"; where any is right, their limits are no news: "an integer of at least
+// 1".
+std::string IntegerRange(int64_t low, int64_t high) {
+  using Limits = std::numeric_limits<int64_t>;
+  if (high < Limits::max()) return absl::StrCat("an integer from ", low, " to ", high);
+  return low > Limits::min() ? absl::StrCat("an integer of at least ", low)
+                             : "an integer of 64 bits";
+}
 
 // Builds the value and keeps the path of what is being parsed.
 class Builder {
@@ -249,18 +259,16 @@ std::optional<int64_t> FieldReader::Int(std::string_view name, int64_t low, int6
   if (!number.has_value()) {
     if (value->is_number()) {
       const std::string text = json::serialize(*value);
-      Fail(InvalidType(PathOf(name),
-                       absl::StrCat(PathOf(name), " is ", text, ", expected an integer from ", low,
-                                    " to ", high)));
+      Fail(InvalidType(PathOf(name), absl::StrCat(PathOf(name), " is ", text, ", expected ",
+                                                  IntegerRange(low, high))));
     } else {
       FailType(name, "an integer", *value);
     }
     return std::nullopt;
   }
   if (*number < low || *number > high) {
-    Fail(
-        InvalidValue(PathOf(name), absl::StrCat(PathOf(name), " is ", *number,
-                                                ", expected an integer from ", low, " to ", high)));
+    Fail(InvalidValue(PathOf(name), absl::StrCat(PathOf(name), " is ", *number, ", expected ",
+                                                 IntegerRange(low, high))));
     return std::nullopt;
   }
   return number;
