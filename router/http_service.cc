@@ -197,7 +197,13 @@ HttpResponse HttpService::OneModel(const std::string& name) const {
   json.Open("{").Key("id").String(name).Key("object").String("model");
   json.Key("created").Int(model.created).Key("owned_by").String("lodestone");
   json.Key("root").String(model.directory_name).Key("parent").Null();
-  json.Key("max_model_len").Int(model.max_context_tokens).Key("permission").Open("[").Close("]");
+  // What no decode worker holds is refused, however long the model's context is.
+  const int64_t held = context_.ToBuildRules().largest_request_tokens;
+  json.Key("max_model_len")
+      .Int(held > 0 ? std::min(held, model.max_context_tokens) : model.max_context_tokens)
+      .Key("permission")
+      .Open("[")
+      .Close("]");
   HttpResponse response;
   response.body = json.Close("}").Take();
   return response;

@@ -189,6 +189,17 @@ TEST_F(RouterTest, UnknownPathNamesNearOnes) {
   EXPECT_EQ(method.headers.at("allow"), "POST");
 }
 
+TEST_F(RouterTest, TheModelIsAsLongAsTheLargestDecodeWorkerHolds) {
+  const auto length = [this] {
+    return Parse(Fetch(http_, "GET", "/v1/models/needle-tiny").body).at("max_model_len").as_int64();
+  };
+  StartRouter();
+  EXPECT_EQ(length(), Model().max_context_tokens);
+  script_.max_context_tokens = 12'288;
+  StartWorkers("north");
+  EXPECT_EQ(length(), 12'288);
+}
+
 TEST_F(RouterTest, ListsTheModel) {
   StartRouter();
   const boost::json::value list = Parse(Fetch(http_, "GET", "/v1/models").body);
