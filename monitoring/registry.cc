@@ -36,7 +36,6 @@ constexpr std::string_view kPolicyReason[] = {"policy", "reason"};
 constexpr std::string_view kReason[] = {"reason"};
 constexpr std::string_view kField[] = {"field"};
 constexpr std::string_view kRoleWorker[] = {"role", "worker"};
-constexpr std::string_view kPairContextResult[] = {"prefill", "decode", "context", "result"};
 constexpr std::string_view kPairTransport[] = {"prefill", "decode", "transport"};
 constexpr std::string_view kResult[] = {"result"};
 constexpr std::string_view kStage[] = {"stage"};
@@ -109,11 +108,6 @@ constexpr std::array kTable = {
           "1 while a registered worker takes requests, else 0.", kRoleWorker),
     Counter(MetricId::kWorkerRequests, "lodestone_worker_requests_total", kRoleRouter,
             "Requests placed on a worker.", kRoleWorker),
-    Counter(MetricId::kCanary, "lodestone_canary_total", kRoleRouter,
-            "Needle probes through the public path, by worker pair, context length and result.",
-            kPairContextResult),
-    Gauge(MetricId::kCanaryLastSuccess, "lodestone_canary_last_success_timestamp_seconds",
-          kRoleRouter, "Unix time of the last needle probe that was found."),
     Counter(MetricId::kReadinessProbes, "lodestone_readiness_probes_total", kRoleRouter,
             "Generations run to decide readiness, by result.", kResult),
     // Workers.
@@ -169,7 +163,7 @@ constexpr std::array kTable = {
     // Facts.
     Gauge(MetricId::kBuildInfo, "lodestone_build_info", kRoleAll,
           "1, labelled with what this build is.", kBuild),
-    Gauge(MetricId::kConfigInfo, "lodestone_config_info", kRoleAll,
+    Gauge(MetricId::kConfigInfo, "lodestone_config_info", kRoleWorkers,
           "1, labelled with what is served and how.", kConfig),
     Gauge(MetricId::kStartTime, "lodestone_start_timestamp_seconds", kRoleAll,
           "Unix time of the start of the process.", kRoleLabel),

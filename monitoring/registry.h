@@ -42,8 +42,6 @@ enum class MetricId {
   kApiUnknownFields,
   kWorkerReady,
   kWorkerRequests,
-  kCanary,
-  kCanaryLastSuccess,
   kReadinessProbes,
   // Prefill and decode.
   kWorkerState,

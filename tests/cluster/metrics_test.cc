@@ -64,8 +64,6 @@ constexpr Still kStill[] = {
      "decode refuses only what the router places by a report that is out of date"},
     {"lodestone_admission_rejections_total", "reason=\"context_length_exceeded\"",
      "decode refuses only what the router lets through"},
-    {"lodestone_canary_total", "", "no needle probes run here"},
-    {"lodestone_canary_last_success_timestamp_seconds", "", "no needle probes run here"},
 };
 
 // The values that each series of a cluster has had.
