@@ -28,7 +28,7 @@ constexpr std::string_view kDescription =
     "any\n"
     "OpenAI-compatible server.\n"
     "  lodestone sweep --url http://127.0.0.1:8080 --tokenizer models/needle-tiny\n"
-    "  lodestone sweep --preset window --repeats 4 --json sweep.json\n"
+    "  lodestone sweep --tokenizer models/needle-tiny --preset window --json sweep.json\n"
     "--up starts clusters instead, one for each of --formats, and --svg draws what they found:\n"
     "  lodestone sweep --up models/needle-tiny --formats bf16,fp8,fp4 --svg recall.svg\n"
     "Caches are kept in groups of 4 and 128 tokens; this asks at every place within a group:\n"

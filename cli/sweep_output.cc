@@ -1,5 +1,6 @@
 #include "cli/sweep_output.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <utility>
@@ -59,6 +60,17 @@ std::string ResidueFindings(const SweepTable& table) {
   return text;
 }
 
+// Why a model that is well may miss all needles, "" if that cannot be.
+std::string WordsHint(const SweepConfig& config, std::span<const SweepTable> tables) {
+  const bool built_in_words = config.lexicon_file.empty() && config.tokenizer_dir.empty();
+  const bool missed = std::ranges::any_of(tables, [](const SweepTable& table) {
+    return table.found() + table.failed() < table.total();
+  });
+  if (!built_in_words || !missed) return "";
+  return "the questions had built-in words, and a small model finds only what it knows: give "
+         "--tokenizer DIR, its folder, or --model-lexicon FILE\n";
+}
+
 // The others are in the JSON.
 std::string FirstError(const SweepTable& table) {
   for (const SweepCell& cell : table.cells()) {
@@ -107,6 +119,7 @@ absl::Status WriteSweeps(const SweepConfig& config, std::span<const SweepTable> 
                                        : "Needles found, by prompt length and depth of the needle",
                               panels)));
   }
+  std::fprintf(stderr, "%s", WordsHint(config, tables).c_str());
   // With --json - stdout is for the JSON alone.
   std::fprintf(config.json == "-" ? stderr : stdout, "%s found\n", SummaryOf(tables).c_str());
   return absl::OkStatus();

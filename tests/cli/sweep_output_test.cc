@@ -63,6 +63,24 @@ TEST(SweepOutputTest, JsonToStdoutIsAllThatStdoutHas) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(SweepOutputTest, MissesOfBuiltInWordsNameTheFlagForOthers) {
+  const auto written = [](const std::string& tokenizer_dir, NeedleOutcome outcome) {
+    SweepConfig config;
+    config.tokenizer_dir = tokenizer_dir;
+    const SweepTable table = Table(SweepKind::kDepths, "bf16", outcome);
+    ::testing::internal::CaptureStdout();
+    ::testing::internal::CaptureStderr();
+    const absl::Status status = WriteSweeps(config, {&table, 1});
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(::testing::internal::GetCapturedStdout().ends_with(" found\n"));
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(written("", NeedleOutcome::kMissed), HasSubstr("--tokenizer"));
+  EXPECT_EQ(written("", NeedleOutcome::kFound), "");
+  EXPECT_EQ(written("", NeedleOutcome::kFailed), "");
+  EXPECT_EQ(written("models/needle-tiny", NeedleOutcome::kMissed), "");
+}
+
 TEST(SweepOutputTest, PanelsThatCannotBeReadAreNamed) {
   const std::string missing = ::testing::TempDir() + "/no-such.json";
   const std::vector<std::string> files = {missing};
