@@ -17,7 +17,7 @@ constexpr std::string_view kDescription =
     "Writes a checkpoint with random, well-scaled weights in any shape and form that a "
     "config.json\n"
     "describes. It answers nonsense, at the speed and with the memory of a real one.\n"
-    "  lodestone synthesize bench/synthetic/flash-4-layers.json /tmp/flash-4 --seed 7";
+    "  lodestone synthesize bench/synthetic/flash-4-layers.json /tmp/flash-4 --seed 7   (15.3 GiB)";
 
 int Run(const SynthesizeConfig& config) {
   const absl::StatusOr<std::string> line = Synthesize(config);
