@@ -51,8 +51,8 @@ class Endpoint {
 
   // A new unique id; its bytes must stay secret.
   absl::StatusOr<UniqueId> NewId() const;
-  // Opens one end. Never null: a channel that cannot be opened fails at its first Poll. If max_links
-  // are open, it waits for one of them that closes, and fails if none does.
+  // Opens one end. Never null: a channel that cannot be opened fails at its first Poll. With
+  // max_links open it waits for one of them that closes, and fails if none does.
   std::shared_ptr<Channel> Open(const UniqueId& id);
   // Wakes the issuing thread: a slot was posted or will be soon, or a close requested.
   void Notify();

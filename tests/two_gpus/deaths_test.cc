@@ -16,7 +16,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-// `lodestone up` gives up on a process that dies again and again within 5 s of its start.
+// `lodestone up` gives up on a process that dies 5 times in a row within 5 s of its start.
+constexpr int kShortLives = 4;
 constexpr std::chrono::seconds kLife{6};
 
 using DeathsOverNcclTest = OverNcclTest;
@@ -39,13 +40,22 @@ struct Side {
   std::string victims;   // "prefill-" | "decode-"
   std::string survivor;  // the name
   std::unique_ptr<Streams> streams = {};
-  steady_clock::time_point born[2] = {steady_clock::now(), steady_clock::now()};
+  struct Victim {
+    steady_clock::time_point born = steady_clock::now();
+    int short_lives = 0;  // in a row
+    // Waits until it may die, and counts that.
+    void Die() {
+      if (short_lives == kShortLives) std::this_thread::sleep_until(born + kLife);
+      short_lives = steady_clock::now() < born + kLife ? short_lives + 1 : 0;
+    }
+  };
+  Victim victim[2] = {};
 };
 
 // Kills one worker of each side. How long it took until each had 60 tokens more.
 milliseconds KillOneOfEach(Side (&sides)[2], int victim) {
   pid_t pids[2];
-  for (Side& side : sides) std::this_thread::sleep_until(side.born[victim] + kLife);
+  for (Side& side : sides) side.victim[victim].Die();
   for (Side& side : sides) {
     EXPECT_TRUE(side.streams->WaitForTokens(30));
     const std::string name = side.victims + std::to_string(victim);
@@ -59,7 +69,7 @@ milliseconds KillOneOfEach(Side (&sides)[2], int victim) {
     const std::string name = side.victims + std::to_string(victim);
     EXPECT_TRUE(side.cluster->WaitUntilReplaced(name, pids[&side - sides]))
         << side.cluster->Output();
-    side.born[victim] = steady_clock::now();
+    side.victim[victim].born = steady_clock::now();
   }
   return took;
 }
