@@ -24,9 +24,6 @@
 
 #include <cuda.h>
 
-#include <algorithm>
-#include <mutex>
-
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/index_load.cuh"
@@ -36,28 +33,13 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/ticket_word.h"
 
 namespace lodestone::cuda {
 namespace {
 
-// Words that count tickets, one a stream, each 0 between launches. Launches of one stream draw
-// tickets one after the other, and so do graphs that were captured on it: they run on it.
-constexpr int kTicketWords = 256;
+// Count the tickets drawn, one word a stream.
 __device__ uint32_t ticket_words[kTicketWords];
-
-// The word of a stream; -1 if all belong to other streams, or the handle stands for a stream of
-// each thread.
-int TicketWord(cudaStream_t stream) {
-  static std::mutex mutex;
-  static cudaStream_t streams[kTicketWords];
-  static int num_streams = 0;
-  if (stream == cudaStreamPerThread) return -1;
-  const std::lock_guard lock(mutex);
-  const int word = static_cast<int>(std::find(streams, streams + num_streams, stream) - streams);
-  if (word == kTicketWords) return -1;
-  if (word == num_streams) streams[num_streams++] = stream;
-  return word;
-}
 
 // By one thread, which is faster than one a barrier; the caller synchronises.
 template <typename Tile>

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -153,6 +154,30 @@ TEST(SparseAttentionTest, PrefillGivesTheBitsOfTheOtherKernel) {
     for (size_t i = 0; i < want.size(); ++i) different += got[i] != want[i];
     EXPECT_EQ(different, 0) << "heads " << shape.num_heads << ", window " << shape.window
                             << ", ratio " << shape.ratio << ", factor " << shape.query_factor;
+  }
+}
+
+// Tokens behind the blocks' equal shares fall to the blocks that are first, anew in every launch.
+TEST(SparseAttentionTest, PrefillOnTwoStreamsGivesTheSameBits) {
+  constexpr int kLaunches = 8;
+  AttentionCase input({{700, 300}}, {}, 19);
+  const std::vector<uint16_t> want = Compute(input, TensorCore(1, 64));
+  cudaStream_t streams[2];
+  for (cudaStream_t& stream : streams) {
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  }
+  const DeviceArray<uint16_t> out(kLaunches * input.q.size());
+  SparseAttentionArgs args = input.Args();
+  for (int i = 0; i < kLaunches; ++i) {
+    args.out = out.data() + i * input.q.size();
+    LaunchSparseAttention(args, kPrefillTile, streams[i % 2]);
+  }
+  CUDA_CHECK(cudaDeviceSynchronize());
+  for (cudaStream_t stream : streams) CUDA_CHECK(cudaStreamDestroy(stream));
+  const std::vector<uint16_t> got = out.Read();
+  for (int i = 0; i < kLaunches; ++i) {
+    EXPECT_TRUE(std::equal(want.begin(), want.end(), got.begin() + i * want.size()))
+        << "launch " << i;
   }
 }
 

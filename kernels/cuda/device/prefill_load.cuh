@@ -69,18 +69,33 @@ __device__ inline void ListStep(const SparseAttentionArgs& args, const TokenKeys
   }
 }
 
-// The listing warp: the steps of all items.
-__device__ inline void ListPrefill(const SparseAttentionArgs& args, PrefillShared& shared) {
+// Takes one of the dealt items for this block; -1: there is none left. The word is 0 between
+// launches, since each block of a launch draws once. By one thread.
+__device__ inline int DrawPrefillItem(const PrefillShare& share, uint32_t* ticket_words) {
+  uint32_t ticket = blockIdx.x;
+  if (share.ticket_word >= 0) ticket = atomicInc(ticket_words + share.ticket_word, gridDim.x - 1);
+  const int item = static_cast<int>(share.whole * gridDim.x + ticket);
+  return static_cast<int>(ticket) < share.rest ? item : -1;
+}
+
+// Where the first item's keys begin, before the kernel ahead has ended: no kernel writes what is
+// read here.
+__device__ inline TokenKeys FindFirstKeys(const SparseAttentionArgs& args) {
+  return FindKeys(args, PrefillItemOf(args, static_cast<int>(blockIdx.x)).token);
+}
+
+// The listing warp: the steps of all items. `keys`: FindFirstKeys.
+__device__ inline void ListPrefill(const SparseAttentionArgs& args, const PrefillShare& share,
+                                   uint32_t* ticket_words, TokenKeys keys, PrefillShared& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   RingStage<PrefillTile::kListSteps> slot;
-  RingStage<2> turn;
-  for (int number = blockIdx.x; number < NumPrefillItems(args); number += gridDim.x) {
+  RingStage<2> angle;
+  int number = static_cast<int>(blockIdx.x);
+  for (int turn = 0; number >= 0; ++turn) {
     const int token = PrefillItemOf(args, number).token;
-    const TokenKeys keys = FindKeys(args, token);
+    if (turn > 0) keys = FindKeys(args, token);
     StepEntries entries = LoadStepEntries(args, token, keys, 0);
-    const float2 angle = RopeAngle(keys.position, args.freqs[lane]);
     int count = CountStepKeys(keys, 0, entries);
-    bool passed_angles = false;
     for (int first_key = 0; count > 0; first_key += PrefillTile::kKeys) {
       const StepEntries next = LoadStepEntries(args, token, keys, first_key + PrefillTile::kKeys);
       BarrierWait(&shared.list_empty[slot.index], slot.parity ^ 1);
@@ -93,16 +108,20 @@ __device__ inline void ListPrefill(const SparseAttentionArgs& args, PrefillShare
       }
       BarrierArrive(&shared.list_full[slot.index]);
       slot.Advance();
-      if (!passed_angles) {
-        BarrierWait(&shared.angles_empty[turn.index], turn.parity ^ 1);
-        shared.angles[turn.index][lane] = angle;
-        BarrierArrive(&shared.angles_full[turn.index]);
-        passed_angles = true;
+      if (first_key == 0) {
+        BarrierWait(&shared.angles_empty[angle.index], angle.parity ^ 1);
+        shared.angles[angle.index][lane] = RopeAngle(keys.position, args.freqs[lane]);
+        BarrierArrive(&shared.angles_full[angle.index]);
+        angle.Advance();
+        if (turn + 1 == share.whole && share.rest > 0 && lane == 0) {
+          shared.dealt_item = DrawPrefillItem(share, ticket_words);
+          BarrierArrive(&shared.dealt_full);
+        }
       }
       entries = next;
       count = next_count;
     }
-    turn.Advance();
+    number = PrefillNumberOf(share, turn + 1, shared);
   }
 }
 
@@ -135,10 +154,11 @@ __device__ inline void CopyBoxes(int stage, PrefillShared& shared, const Copy& c
 
 // The gathering warps: for each item its queries, then the keys of all steps.
 __device__ inline void GatherPrefill(const SparseAttentionArgs& args, const PrefillMaps& maps,
-                                     PrefillShared& shared) {
+                                     const PrefillShare& share, PrefillShared& shared) {
   RingStage<PrefillTile::kListSteps> slot;
   RingStage<PrefillTile::kStages> stage;
-  for (int number = blockIdx.x; number < NumPrefillItems(args); number += gridDim.x) {
+  int number = static_cast<int>(blockIdx.x);
+  for (int turn = 0; number >= 0; number = PrefillNumberOf(share, ++turn, shared)) {
     const PrefillItem item = PrefillItemOf(args, number);
     BarrierWait(&shared.empty[stage.index], stage.parity ^ 1);
     CopyBoxes<kQueryRegisterSlices>(

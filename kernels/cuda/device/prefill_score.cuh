@@ -77,18 +77,15 @@ __device__ inline void WaitForPlace(int number) {
 // First warpgroup: scores and probabilities of all items. A step's values may use the tensor cores
 // while the next step's probabilities are computed: with its scores they would take turns.
 __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const PrefillMaps& maps,
-                                    float scale, PrefillShared& shared) {
+                                    const PrefillShare& share, float scale,
+                                    PrefillShared& shared) {
   RingStage<PrefillTile::kStages> stage;
   int steps = 0;       // of all items
   bool taken = false;  // the next item's queries
   QueryRegisters query;
-  if (threadIdx.x == 0) {
-    CopySharedQuery(maps, PrefillItemOf(args, static_cast<int>(blockIdx.x)), shared);
-  }
-  const auto number_of = [](int turn) {
-    return static_cast<int>(blockIdx.x) + turn * static_cast<int>(gridDim.x);
-  };
-  for (int turn = 0; number_of(turn) < NumPrefillItems(args); ++turn) {
+  int number = static_cast<int>(blockIdx.x);
+  if (threadIdx.x == 0) CopySharedQuery(maps, PrefillItemOf(args, number), shared);
+  for (int turn = 0; number >= 0; ++turn) {
     if (!taken) {
       BarrierWait(&shared.full[stage.index], stage.parity);
       ReadQuery(shared.stages[stage.index][0], query);
@@ -98,7 +95,7 @@ __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const Prefi
     }
     taken = false;
     BarrierWait(&shared.query_full, turn % 2);
-    const float2 sinks = LoadSinks(args, PrefillItemOf(args, number_of(turn)));
+    const float2 sinks = LoadSinks(args, PrefillItemOf(args, number));
     PrefillStats stats = {{-INFINITY, -INFINITY}, {0, 0}, {-INFINITY, -INFINITY}};
     StepSums step;
     bool waiting = false;  // the step before is to be passed on
@@ -118,12 +115,13 @@ __device__ inline void ScorePrefill(const SparseAttentionArgs& args, const Prefi
       if (waiting) NamedBarrierArrive(kStepAllowed + (steps - 1) % 2, kPrefillComputeThreads);
       if (threadIdx.x % 32 == 0) BarrierArrive(&shared.empty[stage.index], 32);
       stage.Advance();
-      if (last && number_of(turn + 1) < NumPrefillItems(args)) [[unlikely]] {
-        taken = StageFull(stage, shared);  // and all have read the queries in shared memory
-        if (threadIdx.x == 0) {
-          CopySharedQuery(maps, PrefillItemOf(args, number_of(turn + 1)), shared);
+      if (last) [[unlikely]] {
+        number = PrefillNumberOf(share, turn + 1, shared);
+        if (number >= 0) {
+          taken = StageFull(stage, shared);  // and all have read the queries in shared memory
+          if (threadIdx.x == 0) CopySharedQuery(maps, PrefillItemOf(args, number), shared);
+          if (taken) ReadQuery(shared.stages[stage.index][0], query);
         }
-        if (taken) ReadQuery(shared.stages[stage.index][0], query);
       }
       WaitForPlace(steps);
       StoreStep(scores, last ? -keys : keys, scale, steps % 2, stats, step, shared);

@@ -68,7 +68,8 @@ __device__ inline void StorePrefill(const SparseAttentionArgs& args, const Prefi
 }
 
 // Second and third warpgroup: one half of the output's dims of all items.
-__device__ inline void SumPrefill(const SparseAttentionArgs& args, PrefillShared& shared) {
+__device__ inline void SumPrefill(const SparseAttentionArgs& args, const PrefillShare& share,
+                                  PrefillShared& shared) {
   // The same for all lanes, as the compiler sees it.
   const int half =
       __shfl_sync(~0u, static_cast<int>(threadIdx.x / PrefillTile::kGroupThreads), 0) - 1;
@@ -77,7 +78,8 @@ __device__ inline void SumPrefill(const SparseAttentionArgs& args, PrefillShared
   RingStage<PrefillTile::kStages> stage;
   RingStage<2> angles;
   int steps = 0;  // of all items
-  for (int number = blockIdx.x; number < NumPrefillItems(args); number += gridDim.x) {
+  int number = static_cast<int>(blockIdx.x);
+  for (int item = 0; number >= 0; number = PrefillNumberOf(share, ++item, shared)) {
     HalfSums sums;
 #pragma unroll
     for (int i = 0; i < 128; ++i) sums[i / 64][i % 64] = 0;

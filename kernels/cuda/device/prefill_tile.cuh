@@ -57,6 +57,8 @@ struct alignas(1024) PrefillShared {
   uint64_t angles_full[2];
   uint64_t angles_empty[2];
   uint64_t query_full;
+  uint64_t dealt_full;
+  int dealt_item;  // this block's of those that are dealt, or -1
 };
 static_assert(sizeof(PrefillShared) <= 227 * 1024);
 
@@ -94,6 +96,22 @@ __host__ __device__ inline int PrefillHeadGroups(const SparseAttentionArgs& args
 __host__ __device__ inline int NumPrefillItems(const SparseAttentionArgs& args) {
   return static_cast<int>(args.num_tokens) * PrefillHeadGroups(args);
 }
+
+// Each block has `whole` items; the `rest` are dealt: the blocks that get there first take one
+// each.
+struct PrefillShare {
+  int whole;
+  int rest;
+  int ticket_word;  // which counts the dealt items; -1: the first blocks take them
+};
+// The number of the block's item of a turn; -1: there is none.
+__device__ inline int PrefillNumberOf(const PrefillShare& share, int turn, PrefillShared& shared) {
+  if (turn < share.whole) return static_cast<int>(blockIdx.x + turn * gridDim.x);
+  if (turn > share.whole || share.rest == 0) return -1;
+  BarrierWait(&shared.dealt_full, 0);
+  return shared.dealt_item;
+}
+
 __device__ inline PrefillItem PrefillItemOf(const SparseAttentionArgs& args, int number) {
   const int head_groups = PrefillHeadGroups(args);
   return {.token = number / head_groups, .head = number % head_groups * PrefillTile::kHeads};
