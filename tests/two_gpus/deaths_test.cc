@@ -110,7 +110,7 @@ TEST_P(DeathsOverNcclTest, KilledWorkersCostNoTokenAndNoByteOfTheSurvivors) {
                                              inputs, expected);
   }
   ASSERT_TRUE(WaitFor([&] { return AllLinked(sides); })) << "not all links came up over nccl";
-  for (Side& side : sides) ASSERT_TRUE(side.streams->WaitForTokens(200));
+  for (Side& side : sides) ASSERT_TRUE(side.streams->WaitForTokens(share_gpu ? 50 : 200));
   const int64_t free_before = FreeBytes(GetParam().other_gpu());
 
   milliseconds slowest{0};
