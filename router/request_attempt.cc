@@ -167,7 +167,8 @@ Task<absl::StatusOr<RunResult>> RequestFlow::Prefill(Life& life, LeaseTokens& to
     run = co_await prefill->prefill->Run(args, life.request.deadline, stop);
   }
   if (!run.ok()) {
-    if (!stop.cancelled()) NoteFailure(*prefill, run.status());
+    const bool out_of_time = RealClock()->Now() >= life.request.deadline;
+    if (!stop.cancelled() && !out_of_time) NoteFailure(*prefill, run.status());
     if (tokens.failure().cancelled()) {
       BlameForHandOff(life, tokens, tokens.failure().reason());
     } else {
@@ -221,7 +222,10 @@ Task<absl::Status> RequestFlow::CopyTokens(Life& life, LeaseTokens& tokens) {
                  : tokens.Next(deadline, life.client);
     absl::StatusOr<LeaseTokens::Batch> batch = co_await std::move(next);
     if (!batch.ok()) {
-      if (life.client.cancelled()) co_return batch.status();
+      // The end of the request's own time says nothing of the worker.
+      if (life.client.cancelled() || RealClock()->Now() >= life.request.deadline) {
+        co_return batch.status();
+      }
       if (is_first) {
         BlameForHandOff(life, tokens, batch.status());
       } else {

@@ -149,6 +149,26 @@ TEST_F(FailureTest, AnAbandonedHandOffIsNotTheDecodeWorkersFault) {
   EXPECT_EQ(response.headers.at("x-lodestone-decode"), decodes_[0]->instance_id());
 }
 
+// Three failures in a row have a worker avoided, but not when it was the clients who did not wait.
+TEST_F(FailureTest, TheEndOfARequestsTimeIsNoWorkersFault) {
+  RouterConfig config = Config();
+  config.request_timeout = milliseconds(300);
+  StartRouter(config);
+  script_.output = Model().tokenizer->EncodeText(kAnswer);
+  script_.cache_capacity_bytes *= 2;
+  AddDecode();  // has more room, so it is preferred
+  script_.cache_capacity_bytes /= 2;
+  StartWorkers(kAnswer, 1, 1);
+  prefills_[0]->LoseHandOffs(3);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(Chat().status, 504);
+    EXPECT_TRUE(decodes_[0]->WaitIdle());
+  }
+  const ClientResponse response = Chat();
+  EXPECT_EQ(ContentOf(response), kAnswer);
+  EXPECT_EQ(response.headers.at("x-lodestone-decode"), decodes_[0]->instance_id());
+}
+
 TEST_F(FailureTest, APrefillFailureDoesNotMoveTheRequestToAnotherDecodeWorker) {
   StartRouter();
   script_.output = Model().tokenizer->EncodeText(kAnswer);
