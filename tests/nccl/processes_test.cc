@@ -57,6 +57,18 @@ class Receiving {
   const size_t slot_bytes_;
 };
 
+TEST(PlaceTest, OneGpuIsTwoPlacesOnTwoHosts) {
+  if (const std::string why = WhyNoNccl(1); !why.empty()) GTEST_SKIP() << why;
+  const auto prefill = MakeEndpoint(Side::kPrefill, 0);
+  const auto here = MakeEndpoint(Side::kDecode, 0);
+  setenv("NCCL_HOSTID", "another host", 1);
+  const auto there = MakeEndpoint(Side::kDecode, 0);
+  unsetenv("NCCL_HOSTID");
+  const TransportOffer offer{"nccl", prefill->place()};
+  EXPECT_FALSE(Listener(here.get()).Reaches(offer));
+  EXPECT_TRUE(Listener(there.get()).Reaches(offer));
+}
+
 bool ComesUp(SlotStream& stream) {
   const auto event = NextEvent(stream, milliseconds(20'000));
   return event.has_value() && event->kind == Kind::kConnected;
