@@ -86,9 +86,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         WaitForPreviousKernel();
         GatherPrefill(args, maps, share, shared);
       } else {
-        const TokenKeys keys = FindFirstKeys(args);
-        WaitForPreviousKernel();
-        ListPrefill(args, share, ticket_words, keys, shared);
+        ListPrefill(args, share, ticket_words, shared);
       }
   }
 #endif

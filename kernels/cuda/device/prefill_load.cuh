@@ -78,25 +78,28 @@ __device__ inline int DrawPrefillItem(const PrefillShare& share, uint32_t* ticke
   return static_cast<int>(ticket) < share.rest ? item : -1;
 }
 
-// Where the first item's keys begin, before the kernel ahead has ended: no kernel writes what is
-// read here.
-__device__ inline TokenKeys FindFirstKeys(const SparseAttentionArgs& args) {
-  return FindKeys(args, PrefillItemOf(args, static_cast<int>(blockIdx.x)).token);
+// Waits for the kernel ahead, which may have written `top_entries`, before the first step with
+// entries is looked at: no kernel writes what leads to the window's rows. Once, in the first turn.
+__device__ inline void WaitBeforeEntries(int turn, const TokenKeys& keys, int first_key) {
+  const int beyond = first_key + PrefillTile::kKeys - keys.num_window;
+  if (turn == 0 && beyond > 0 && beyond <= PrefillTile::kKeys) WaitForPreviousKernel();
 }
 
-// The listing warp: the steps of all items. `keys`: FindFirstKeys.
+// The listing warp: the steps of all items.
 __device__ inline void ListPrefill(const SparseAttentionArgs& args, const PrefillShare& share,
-                                   uint32_t* ticket_words, TokenKeys keys, PrefillShared& shared) {
+                                   uint32_t* ticket_words, PrefillShared& shared) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   RingStage<PrefillTile::kListSteps> slot;
   RingStage<2> angle;
   int number = static_cast<int>(blockIdx.x);
   for (int turn = 0; number >= 0; ++turn) {
     const int token = PrefillItemOf(args, number).token;
-    if (turn > 0) keys = FindKeys(args, token);
+    const TokenKeys keys = FindKeys(args, token);
+    WaitBeforeEntries(turn, keys, 0);
     StepEntries entries = LoadStepEntries(args, token, keys, 0);
     int count = CountStepKeys(keys, 0, entries);
     for (int first_key = 0; count > 0; first_key += PrefillTile::kKeys) {
+      WaitBeforeEntries(turn, keys, first_key + PrefillTile::kKeys);
       const StepEntries next = LoadStepEntries(args, token, keys, first_key + PrefillTile::kKeys);
       BarrierWait(&shared.list_empty[slot.index], slot.parity ^ 1);
       const int first_own = FindOwnRows(args, keys, first_key);
@@ -113,13 +116,13 @@ __device__ inline void ListPrefill(const SparseAttentionArgs& args, const Prefil
         shared.angles[angle.index][lane] = RopeAngle(keys.position, args.freqs[lane]);
         BarrierArrive(&shared.angles_full[angle.index]);
         angle.Advance();
-        if (turn + 1 == share.whole && share.rest > 0 && lane == 0) {
-          shared.dealt_item = DrawPrefillItem(share, ticket_words);
-          BarrierArrive(&shared.dealt_full);
-        }
       }
       entries = next;
       count = next_count;
+    }
+    if (turn + 1 == share.whole && share.rest > 0 && lane == 0) {
+      shared.dealt_item = DrawPrefillItem(share, ticket_words);
+      BarrierArrive(&shared.dealt_full);
     }
     number = PrefillNumberOf(share, turn + 1, shared);
   }
