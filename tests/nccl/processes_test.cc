@@ -1,12 +1,10 @@
-// Links over NCCL whose other end is a process of its own, as workers have it: between two GPUs,
-// and between two processes on one GPU that NCCL takes for two hosts, so that it uses its network.
+// Links between processes that come and go, wait for a place, have neighbours, and their rates.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdio>
 
-#include "base/config.h"
-#include "tests/nccl/link_pair.h"
+#include "tests/nccl/link_of_processes.h"
 
 namespace lodestone::nccl {
 namespace {
@@ -16,46 +14,9 @@ using Kind = SlotEvent::Kind;
 
 constexpr size_t kSlotBytes = size_t{32} << 20;
 
-class LinkOfProcessesTest : public testing::TestWithParam<Placement> {
- protected:
-  void SetUp() override {
-    if (const std::string why = WhyNoNccl(GetParam().gpus()); !why.empty()) GTEST_SKIP() << why;
-  }
-  static const char* name() { return GetParam().name; }
-  // Between two processes on one GPU everything takes longer, since they take turns.
-  static int Times(int many, int few) {
-    const bool long_tests = GetEnvironment("LODESTONE_LONG_TESTS") == "1";
-    return GetParam().two_hosts && !long_tests ? few : many;
-  }
-};
 INSTANTIATE_TEST_SUITE_P(Placements, LinkOfProcessesTest,
                          testing::Values(kTwoGpus, kTwoHostsOnOneGpu),
                          testing::PrintToStringParamName());
-
-// A link's decode end in this process, and its sender.
-class Receiving {
- public:
-  Receiving(const Placement& placement, size_t slot_bytes, int ctas = 8)
-      : decode_(MakeEndpoint(Side::kDecode, placement.decode_gpu, ctas)),
-        listener_(decode_.get()),
-        slots_(placement.decode_gpu, 2 * slot_bytes),
-        slot_bytes_(slot_bytes) {}
-
-  std::string NewKey() { return listener_.NewSessionKey().value(); }
-  std::span<std::byte> slot(uint64_t seq) const {
-    return slots_.span().subspan(seq % 2 * slot_bytes_, slot_bytes_);
-  }
-  // Opens the end whose sender has `key`; the test fails if it does not come up.
-  std::unique_ptr<SlotReader> Open(const std::string& key) { return listener_.Open(key); }
-  DeviceBytes& slots() { return slots_; }
-  Endpoint& endpoint() { return *decode_; }
-
- private:
-  std::unique_ptr<Endpoint> decode_;
-  Listener listener_;
-  DeviceBytes slots_;
-  const size_t slot_bytes_;
-};
 
 TEST(PlaceTest, OneGpuIsTwoPlacesOnTwoHosts) {
   if (const std::string why = WhyNoNccl(1); !why.empty()) GTEST_SKIP() << why;
@@ -67,142 +28,6 @@ TEST(PlaceTest, OneGpuIsTwoPlacesOnTwoHosts) {
   const TransportOffer offer{"nccl", prefill->place()};
   EXPECT_FALSE(Listener(here.get()).Reaches(offer));
   EXPECT_TRUE(Listener(there.get()).Reaches(offer));
-}
-
-bool ComesUp(SlotStream& stream) {
-  const auto event = NextEvent(stream, milliseconds(20'000));
-  return event.has_value() && event->kind == Kind::kConnected;
-}
-bool Passes(SlotStream& stream, uint64_t seq) {
-  const auto event = NextEvent(stream, milliseconds(3'000));
-  return event.has_value() && event->kind == Kind::kDone && event->link_seq == seq;
-}
-
-// How long survivors of a kill took: until NCCL itself said so, where it did, and until their slots
-// were free.
-struct Aftermath {
-  double told = 0;
-  int times_told = 0;
-  double freed = 0;
-  int kills = 0;
-
-  // Closes the link `limit` after the kill, or once it has failed.
-  void Take(SlotStream& stream, milliseconds limit) {
-    const TimePoint killed = RealClock()->Now();
-    std::optional<SlotEvent> event;
-    while ((event = NextEvent(stream, limit)) && event->kind != Kind::kFailed) {
-    }
-    if (event.has_value()) {
-      ++times_told;
-      told = std::max(told, SecondsSince(killed));
-    }
-    const TimePoint closing = RealClock()->Now();
-    stream.Close();
-    ASSERT_TRUE(WaitFor([&] { return stream.closed(); }, milliseconds(3'000)));
-    freed = std::max(freed, SecondsSince(closing));
-    ++kills;
-  }
-  void Print(const char* placement, const char* what) const {
-    std::printf("RESULT %s, %s %d times: NCCL said so %d times, after %.3f s at most; slots "
-                "free %.3f s after the close at most\n",
-                placement, what, kills, times_told, told, freed);
-  }
-};
-
-// The survivor of a kill -9 in mid-transfer has its slots back and serves the next link.
-TEST_P(LinkOfProcessesTest, AKilledSenderFreesTheReceiverForTheNext) {
-  Receiving decode(GetParam(), kSlotBytes);
-  DeviceBytes expected(GetParam().decode_gpu, kSlotBytes);
-  expected.Fill(1);
-  Aftermath aftermath;
-  const int rounds = Times(10, 2);
-  for (int round = 0; round < rounds; ++round) {
-    const std::string key = decode.NewKey();
-    auto reader = decode.Open(key);
-    SenderProcess sender(GetParam(), key, kSlotBytes);
-    ASSERT_TRUE(ComesUp(*reader));
-    decode.slots().Clear();
-    for (uint64_t seq = 1; seq <= 6; ++seq) {
-      reader->Expect(seq, decode.slot(seq));
-      ASSERT_TRUE(Passes(*reader, seq)) << round;
-    }
-    ASSERT_TRUE(SameBytes(decode.slot(0), expected.span()));
-    ASSERT_TRUE(SameBytes(decode.slot(1), expected.span()));
-    sender.Kill();
-    reader->Expect(7, decode.slot(7));  // granted, and nobody will send it
-    reader->Expect(8, decode.slot(8));
-    aftermath.Take(*reader, milliseconds(round % 2 == 0 ? 50 : 500));
-    ASSERT_FALSE(HasFailure()) << round;
-    while (const auto late = reader->Poll()) EXPECT_LT(late->link_seq, 9u);
-  }
-  EXPECT_FALSE(decode.endpoint().poisoned());
-  aftermath.Print(name(), "sender killed");
-}
-
-TEST_P(LinkOfProcessesTest, AKilledReceiverFreesTheSenderForTheNext) {
-  auto prefill = MakeEndpoint(Side::kPrefill, GetParam().prefill_gpu);
-  Dialer dialer(prefill.get());
-  DeviceBytes slots(GetParam().prefill_gpu, 2 * kSlotBytes);
-  slots.Fill(1);
-  Aftermath aftermath;
-  const int rounds = Times(10, 2);
-  for (int round = 0; round < rounds; ++round) {
-    ReceiverProcess receiver(GetParam(), kSlotBytes);
-    auto writer = dialer.Connect("", 0, receiver.session_key());
-    ASSERT_TRUE(ComesUp(*writer));
-    for (uint64_t seq = 1; seq <= 6; ++seq) {
-      writer->Write(seq, slots.span().first(kSlotBytes));
-      ASSERT_TRUE(Passes(*writer, seq)) << round;
-    }
-    receiver.Kill();
-    for (uint64_t seq = 7; seq <= 10; ++seq) writer->Write(seq, slots.span().last(kSlotBytes));
-    aftermath.Take(*writer, milliseconds(round % 2 == 0 ? 50 : 500));
-    ASSERT_FALSE(HasFailure()) << round;
-  }
-  EXPECT_FALSE(prefill->poisoned());
-  aftermath.Print(name(), "receiver killed");
-}
-
-// As a host that has hung or is cut off: nobody closes the connections.
-TEST_P(LinkOfProcessesTest, AFrozenSenderFreesTheReceiver) {
-  Receiving decode(GetParam(), kSlotBytes);
-  const std::string key = decode.NewKey();
-  auto reader = decode.Open(key);
-  SenderProcess sender(GetParam(), key, kSlotBytes);
-  ASSERT_TRUE(ComesUp(*reader));
-  reader->Expect(1, decode.slot(1));
-  ASSERT_TRUE(Passes(*reader, 1));
-  sender.Freeze();
-  for (uint64_t seq = 2; seq <= 17; ++seq) reader->Expect(seq, decode.slot(seq));
-  Aftermath aftermath;
-  aftermath.Take(*reader, milliseconds(500));
-  EXPECT_FALSE(decode.endpoint().poisoned());
-  aftermath.Print(name(), "sender frozen");
-}
-
-// From before the other process has joined until after its first bytes.
-TEST_P(LinkOfProcessesTest, ASenderKilledWhileTheLinkComesUpFreesTheReceiver) {
-  Receiving decode(GetParam(), kSlotBytes);
-  Aftermath aftermath;
-  int came_up = 0;
-  const int rounds = Times(12, 3);
-  for (int round = 0; round < rounds; ++round) {
-    const std::string key = decode.NewKey();
-    auto reader = decode.Open(key);
-    SenderProcess sender(GetParam(), key, kSlotBytes);
-    const milliseconds life(200 + 1'400 * round / rounds);
-    WaitFor([&] { return false; }, life);
-    sender.Kill();
-    const auto event = reader->Poll();
-    if (event && event->kind == Kind::kConnected) ++came_up;
-    aftermath.Take(*reader, milliseconds(round % 2 == 0 ? 0 : 500));
-    ASSERT_FALSE(HasFailure()) << "killed after " << life.count() << " ms";
-  }
-  EXPECT_TRUE(WaitFor([&] { return decode.endpoint().num_links() == 0; }, milliseconds(1'000)));
-  EXPECT_FALSE(decode.endpoint().poisoned());
-  std::printf("RESULT %s, sender killed while the link came up: %d of %d were up\n", name(),
-              came_up, rounds);
-  aftermath.Print(name(), "sender killed at link-up");
 }
 
 // This end closes while the other sends, which notices it in its own way.
