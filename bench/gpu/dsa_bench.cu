@@ -147,7 +147,8 @@ void BenchTopK(int64_t rows, int64_t entries, const TopKTile& tile, Report& repo
                 .top_entries = top.data()},
                tile, stream);
   });
-  report.Add("topk 512, " + std::to_string(tile.cluster) + "x" + std::to_string(tile.per_thread),
+  const std::string blocks = std::to_string(tile.cluster) + "x" + std::to_string(tile.per_thread);
+  report.Add("topk 512, " + (tile.held ? "held" : blocks),
              std::to_string(rows) + " x " + std::to_string(entries), us,
              {.bytes = static_cast<double>(rows * entries * 4)});
 }

@@ -16,11 +16,13 @@ enum class IndexScoresPath : uint8_t { kPortable, kTensorCore };
 // rows of any width, `per_thread` scores of each thread at a time.
 inline constexpr int kTopKThreads = 512;
 inline constexpr int kMaxTopKCluster = 8;
+inline constexpr int kMaxHeldTopK = 64 * kTopKThreads;  // entries of a row in shared memory
 struct TopKTile {
   int cluster = 1;      // 1, 2, 4 or 8
   int per_thread = 32;  // 16 or 32, of two blocks a processor, or 64
   bool alone = false;   // one block a processor
   bool ring = false;    // sm_90: 64 through shared memory, of one block a processor
+  bool held = false;    // sm_90: all of a row of up to kMaxHeldTopK, of one block a processor
 };
 TopKTile ChooseTopKTile(int64_t num_rows, int64_t max_visible, int num_processors);
 

@@ -15,9 +15,15 @@
 // A row with too few or too many candidates (most scores are equal, say) is selected from by
 // histograms over all of it, read again each time. No result depends on the order of atomics.
 //
-// Bound: latency of the launch, the load and of 9 barriers for few rows, bytes for many. Measured
-// on an H200: 4.4 us for one row of 32,768, 0.71 of the bound for 1,024 such rows, 0.81 for 128 of
-// 262,144.
+// A row of up to 32,768 is held in shared memory by a block (TopKHeldKernel), all of it on its way
+// at one time. The bound comes from a sample that is loaded first, an eighth spread over the row,
+// and is known before the rest has arrived. Each warp lists its own candidates; they stay where
+// they are, and how many chosen ones are before a warp's comes from the counts above the k-th's bin
+// and the few in it. A bound that fewer than k scores reach is lowered once.
+//
+// Bound: latency of the launch, the load and of 7 to 9 barriers for few rows, bytes for many.
+// Measured on an H200: 4.1 us for one row of 32,768, 5.4 for 64, 0.71 of the bound for 1,024 such
+// rows, 0.81 for 128 of 262,144.
 
 #include <algorithm>
 #include <cstddef>
@@ -25,6 +31,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/top_k_exchange.cuh"
 #include "kernels/cuda/device/top_k_filter.cuh"
+#include "kernels/cuda/device/top_k_lists.cuh"
 #include "kernels/cuda/device/top_k_ring.cuh"
 #include "kernels/cuda/device/top_k_select.cuh"
 #include "kernels/cuda/launch.h"
@@ -44,6 +51,11 @@ __device__ void ClearShared(TopKShared& shared) {
     shared.num_ranked = 0;
     shared.bin = {};
   }
+}
+
+// Of a row of no more than k scores.
+__device__ void StoreAll(int visible, int k, int32_t* out) {
+  for (int i = threadIdx.x; i < k; i += Tile::kThreads) out[i] = i < visible ? i : -1;
 }
 
 // Whether the k-th is among the candidates; then it has written the k largest.
@@ -102,9 +114,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Row::kBlocks)
 
   int32_t* const out = args.top_entries + number * args.k;
   if (visible <= args.k) {  // the same for the whole team
-    if (team.rank == 0) {
-      for (int i = threadIdx.x; i < args.k; i += Tile::kThreads) out[i] = i < visible ? i : -1;
-    }
+    if (team.rank == 0) StoreAll(visible, args.k, out);
     team.Wait();
     return;
   }
@@ -117,6 +127,57 @@ __global__ void __launch_bounds__(Tile::kThreads, Row::kBlocks)
   team.Arrive();
   team.Wait();
 #endif
+}
+
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    TopKHeldKernel(const __grid_constant__ TopKArgs args) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(16) uint8_t smem[];
+  auto& shared = *reinterpret_cast<TopKShared*>(smem + HeldRow::kSharedBytes);
+  AllowNextKernel();
+  const int64_t number = blockIdx.x;
+  const int visible = args.num_visible[number];
+  const uint32_t k = static_cast<uint32_t>(args.k);
+  HeldRow row(args, number, visible, OneBlock{}, smem);
+  const Quota quota(row.part, args.k);
+  ClearShared(shared);
+  if (threadIdx.x == 0) shared.bounds[0] = -kInfinity;
+  __syncthreads();
+  WaitForPreviousKernel();
+
+  int32_t* const out = args.top_entries + number * args.k;
+  if (visible <= args.k) return StoreAll(visible, args.k, out);
+  row.Load();
+  Bound bound = row.FindBound(quota.share, shared);
+  for (int attempt = 0; attempt < 2 && bound.bound > -kInfinity; ++attempt) {
+    const WarpList list(row, row.Filter(bound.bound, shared), shared);
+    if (SelectFromLists(list, bound, k, visible, out, shared)) return;
+    if (shared.bin.count != 0) break;
+    // The sample has more than its share of the largest.
+    bound.low -= 0.5f * Tile::kBins / bound.scale;
+    bound.scale *= 2.0f / 3;
+    bound.bound = bound.low;
+    __syncthreads();
+    if (threadIdx.x < Tile::kBins) shared.bins[threadIdx.x] = 0;
+    __syncthreads();
+  }
+  const HeldRow copy = row;  // a row whose address is taken is in local memory
+  SelectFromHeldRow(copy, k, out, shared);
+#endif
+}
+
+void LaunchHeld(const TopKArgs& args, cudaStream_t stream) {
+  constexpr int kSharedBytes =
+      HeldRow::kSharedBytes + static_cast<int>(offsetof(TopKShared, bounds_barrier));
+  static_assert(kSharedBytes <= 227 * 1024);
+  CUDA_CHECK(cudaFuncSetAttribute(TopKHeldKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  kSharedBytes));
+  LaunchOverlapped(TopKHeldKernel,
+                   {.blocks = args.num_rows,
+                    .threads = Tile::kThreads,
+                    .shared_bytes = kSharedBytes,
+                    .cluster = 1},
+                   stream, args);
 }
 
 template <typename Row, typename Team>
@@ -162,7 +223,10 @@ void LaunchTopK(const TopKArgs& args, const TopKTile& tile, cudaStream_t stream)
                   "LaunchTopK", "cluster is none of 1, 2, 4, 8", tile.cluster);
   RequireArgument(tile.per_thread == 16 || tile.per_thread == 32 || tile.per_thread == 64,
                   "LaunchTopK", "per_thread is none of 16, 32, 64", tile.per_thread);
+  RequireArgument(!tile.held || args.max_visible <= kMaxHeldTopK, "LaunchTopK",
+                  "max_visible exceeds what a block holds", args.max_visible);
   if (args.num_rows == 0) return;
+  if (tile.held && CurrentDevice().sm90) return LaunchHeld(args, stream);
   if (tile.ring && CurrentDevice().sm90) return LaunchRows<RingRow>(args, tile, stream);
   if (tile.per_thread == 16) return LaunchRows<RegisterRow<4>>(args, tile, stream);
   if (tile.per_thread == 32) return LaunchRows<RegisterRow<8>>(args, tile, stream);

@@ -84,6 +84,12 @@ std::vector<NamedDraw> HostileDraws() {
        [](int64_t i, int64_t n, std::mt19937& r) {
          return Normal(r) + (i >= n / 2 && i < n / 2 + 2500 ? 20.0f : 0);
        }},
+      {"highest where one may sample",  // 32 of 256
+       [](int64_t i, int64_t, std::mt19937& r) { return Normal(r) + (i % 256 < 32 ? 20.0f : 0); }},
+      {"much higher where one may sample",
+       [](int64_t i, int64_t, std::mt19937& r) {
+         return i % 256 < 32 ? 1e30f * static_cast<float>(r() % 4096) : Normal(r);
+       }},
       {"rising noise",
        [](int64_t i, int64_t n, std::mt19937& r) {
          return Normal(r) + 10 * static_cast<float>(i) / static_cast<float>(n);
@@ -140,7 +146,9 @@ void ExpectDraw(const NamedDraw& draw, const std::vector<int32_t>& visible, int3
   ExpectRows(scores, stride, visible, k, tile, draw.name);
 }
 
-// Every way that a launch can be cut, whatever ChooseTopKTile would take.
+constexpr TopKTile kHeld = {.held = true};
+
+// Every way that a launch can be cut but kHeld, whatever ChooseTopKTile would take.
 std::vector<TopKTile> AllTiles() {
   std::vector<TopKTile> tiles;
   for (int cluster : {1, 2, 4, 8}) {
@@ -163,13 +171,16 @@ TEST(TopKTest, HostileRowsMatchReference) {
       ExpectDraw(draw, {40000}, k, {.cluster = 1});
       ExpectDraw(draw, {40000, 70001, 513}, k, {.cluster = 1, .alone = true, .ring = true});
       ExpectDraw(draw, {70001, 40000, 513}, k, {.cluster = 2, .alone = true, .ring = true});
+      ExpectDraw(draw, {32768, 32767, 30001, 16385, 8193, 4097, 1030, 513, 0, 1}, k, kHeld);
     }
   }
 }
 
 TEST(TopKTest, EveryTileGivesTheSameSelection) {
   const std::vector<NamedDraw> draws = HostileDraws();
-  for (const TopKTile& tile : AllTiles()) {
+  std::vector<TopKTile> tiles = AllTiles();
+  tiles.push_back(kHeld);
+  for (const TopKTile& tile : tiles) {
     ExpectDraw(draws[0], {4096, 3999, 700, 100, 20000}, 512, tile);
     ExpectDraw(draws[5], {4096, 3999, 700, 100, 20000}, 64, tile);
   }
@@ -181,6 +192,7 @@ TEST(TopKTest, EveryWidthMatchesReference) {
                         100000, 262143, 262144}) {
     for (int32_t k : {64, 512, 1024}) {
       ExpectDraw(draw, {width, (width + 1) / 2}, k, ChooseTopKTile(2, width, 132));
+      if (width <= kMaxHeldTopK) ExpectDraw(draw, {width, (width + 1) / 2}, k, kHeld);
     }
   }
 }
@@ -230,6 +242,7 @@ TEST(TopKTest, OneEntryIsTheLargest) {
       }
     }
   }
+  for (size_t draw : {0, 2, 4}) ExpectDraw(draws[draw], {9001, 5, 1}, 1, kHeld);
 }
 
 }  // namespace

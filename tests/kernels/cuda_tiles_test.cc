@@ -50,6 +50,14 @@ TEST(TopKTileTest, SharesAProcessorWhereRowsAreManyOrShort) {
   EXPECT_FALSE(ChooseTopKTile(1024, 8192, kProcessors).alone);
 }
 
+TEST(TopKTileTest, HoldsRowsThatFitAProcessorEach) {
+  EXPECT_TRUE(ChooseTopKTile(1, kMaxHeldTopK, kProcessors).held);
+  EXPECT_TRUE(ChooseTopKTile(132, 16384, kProcessors).held);
+  EXPECT_FALSE(ChooseTopKTile(133, kMaxHeldTopK, kProcessors).held);
+  EXPECT_FALSE(ChooseTopKTile(64, kMaxHeldTopK + 1, kProcessors).held);
+  EXPECT_FALSE(ChooseTopKTile(64, 8192, kProcessors).held);
+}
+
 TEST(TopKTileTest, ManyScoresOfFewBlocksPassThroughARing) {
   EXPECT_TRUE(ChooseTopKTile(8, 262144, kProcessors).ring);
   EXPECT_TRUE(ChooseTopKTile(128, 262144, kProcessors).ring);

@@ -78,4 +78,37 @@ __device__ inline void StoreSharedIf(bool stores, uint32_t shared_address, int v
       : "memory");
 }
 
+__device__ inline void StoreSharedIf(bool stores, uint32_t shared_address, uint16_t value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n"
+      "setp.ne.u32 stores, %2, 0;\n"
+      "@stores st.shared.u16 [%0], %1;\n"
+      "}\n" ::"r"(shared_address),
+      "h"(value), "r"(uint32_t{stores})
+      : "memory");
+}
+
+// red.shared (9.7.13.7) where `adds`, without a branch.
+__device__ inline void AddSharedIf(bool adds, uint32_t shared_address, uint32_t value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred adds;\n"
+      "setp.ne.u32 adds, %2, 0;\n"
+      "@adds red.shared.add.u32 [%0], %1;\n"
+      "}\n" ::"r"(shared_address),
+      "r"(value), "r"(uint32_t{adds})
+      : "memory");
+}
+
+// atom.shared (9.7.13.5): a counter before this thread has added `count`.
+__device__ inline int TakeShared(int* counter, int count) {
+  int before;
+  asm volatile("atom.shared.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(SharedAddress(counter)), "r"(count)
+               : "memory");
+  return before;
+}
+
 }  // namespace lodestone::cuda

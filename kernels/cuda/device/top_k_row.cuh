@@ -23,8 +23,10 @@ struct Tile {
   static constexpr int kRounds = kMaxCandidates / kThreads;
   static constexpr int kBins = 256;
   static constexpr int kMaxRanked = 64;
-  static constexpr int kWindow = 262144;  // entries put in order at one time
-  static constexpr int kBuckets = 1024;   // of a window
+  static constexpr int kWarpScores = kMaxHeldTopK / kWarps;  // of a row that is held
+  static constexpr int kMaxBinned = 3584;                    // of such a row, in the k-th's bin
+  static constexpr int kWindow = 262144;                     // entries put in order at one time
+  static constexpr int kBuckets = 1024;                      // of a window
   static constexpr int kOwnBuckets = kBuckets / kThreads;
   static_assert(kRounds % 2 == 0);
   static_assert(kBins == 8 * 32 && kBins <= kThreads && kWarps <= 32);
@@ -49,20 +51,29 @@ struct Bin {
 
 struct TopKShared {
   union {
-    struct {  // items: four scores next to each other of which one reaches the bound
-      float4 items[Tile::kWarps][Tile::kWarpItems];
-      int32_t item_entries[Tile::kWarps][Tile::kWarpItems];  // the first of the four
+    struct {
+      union {
+        struct {  // items: four scores next to each other of which one reaches the bound
+          float4 items[Tile::kWarps][Tile::kWarpItems];
+          int32_t item_entries[Tile::kWarps][Tile::kWarpItems];  // the first of the four
+        };
+        struct {  // for rows that are selected from by histograms over all entries
+          uint32_t chosen[Tile::kWindow / 32];  // bitmap
+          uint32_t buckets[Tile::kBuckets];     // chosen entries of each, then of those before it
+          int32_t listed[kMaxTopK];             // chosen entries, in any order
+        };
+        // First block of a cluster: the row's candidates.
+        Candidate ordered[Tile::kMaxCandidates];
+      };
+      // The row's scores that reach the bound, in order; in the first block of a cluster as they
+      // arrive, an equal part for each block.
+      Candidate candidates[Tile::kMaxCandidates];
     };
-    struct {  // for rows that are selected from by histograms over all entries
-      uint32_t chosen[Tile::kWindow / 32];  // bitmap
-      uint32_t buckets[Tile::kBuckets];     // chosen entries of each, then of those before it
-      int32_t listed[kMaxTopK];             // chosen entries, in any order
+    struct {                                            // for rows that are held
+      uint16_t lists[Tile::kWarps][Tile::kWarpScores];  // candidates, by their number in the piece
+      uint64_t binned[Tile::kMaxBinned];                // rank keys of the k-th's bin
     };
-    Candidate ordered[Tile::kMaxCandidates];  // first block of a cluster: the row's candidates
   };
-  // The row's scores that reach the bound, in order; in the first block of a cluster as they
-  // arrive, an equal part for each block.
-  Candidate candidates[Tile::kMaxCandidates];
   uint32_t bins[Tile::kBins];         // of the candidates
   uint32_t sample_bins[Tile::kBins];  // of this block's sample
   uint64_t ranked[Tile::kMaxRanked];  // rank keys

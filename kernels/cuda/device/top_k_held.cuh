@@ -1,0 +1,222 @@
+#pragma once
+
+#include "kernels/cuda/device/shared_memory.cuh"
+#include "kernels/cuda/device/top_k_filter.cuh"
+
+// A row of kernels/cuda/top_k.cu that one block holds in shared memory.
+namespace lodestone::cuda::top_k {
+
+// Signed integers in the order of numbers.
+__device__ inline int OrderOf(float number) {
+  const int bits = __float_as_int(number);
+  return bits ^ (bits >> 31 & INT32_MAX);
+}
+__device__ inline float OfOrder(int order) {
+  return __int_as_float(order ^ (order >> 31 & INT32_MAX));
+}
+
+constexpr float kInfinity = __builtin_huge_valf();
+
+// The largest number that is smaller. REQUIRES: `number` is above -inf.
+__device__ inline float Below(float number) {
+  const int bits = __float_as_int(number);
+  if ((bits & INT32_MAX) == 0) return __int_as_float(INT32_MIN + 1);
+  return __int_as_float(bits + (bits < 0 ? 1 : -1));
+}
+
+// Each warp has a piece of the row, in two halves that the copy engine brings, so that all of it is
+// on its way at one time and no thread spends instructions on it. Before, a sample is loaded.
+struct HeldRow {
+  static constexpr int kSampleSlots = 2;
+  static constexpr int kOwn = 8;           // float4 next to each other that a lane has of a half
+  static constexpr int kHalf = 32 * kOwn;  // float4
+  struct Memory {
+    float4 fours[Tile::kWarps][2 * kHalf];
+    uint64_t full[Tile::kWarps][2];  // barriers
+  };
+  static constexpr int kSharedBytes = sizeof(Memory);
+  RowPart<kSampleSlots> part;
+  Memory& memory;
+  int lane;
+  int warp;
+  int first;   // float4 of the piece
+  int fours;   // of the piece, those that are complete
+  int length;  // scores of the piece
+  float4 sample[kSampleSlots];
+  float tail;  // of the last warp's first lanes: the scores beyond the last float4
+
+  __device__ HeldRow(const TopKArgs& args, int64_t row, int visible, const OneBlock& team,
+                     void* shared)
+      : part(args, row, visible, team),
+        memory(*static_cast<Memory*>(shared)),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        warp(static_cast<int>(threadIdx.x) / 32),
+        first(min(part.first - lane, part.fours)),
+        fours(max(part.end - first, 0)),
+        length(part.last ? visible - 4 * first : 4 * fours) {
+    if (lane != 0) return;
+    BarrierInit(&memory.full[warp][0], 1);
+    BarrierInit(&memory.full[warp][1], 1);
+    BarrierInitFence();
+  }
+  __device__ const float* scores() const {
+    return reinterpret_cast<const float*>(memory.fours[warp]);
+  }
+
+  // The sample: eight lines of the cache, spread over the piece, or all of a short piece.
+  __device__ int SampleAt(int slot) const {
+    const int line = lane / 8 + 4 * slot;
+    const int lines = part.length / 8;
+    return 8 * (lines <= 8 ? line : line * lines / 8) + lane % 8;
+  }
+  __device__ void Load() {
+    const float* const piece = part.scores + 4 * int64_t{first};
+#pragma unroll
+    for (int i = 0; i < kSampleSlots; ++i) {
+      const int at = SampleAt(i);
+      sample[i] = at < fours ? __ldg(reinterpret_cast<const float4*>(piece) + at) : NoScores();
+    }
+    tail = 4 * fours + lane < length ? piece[4 * fours + lane] : 0.0f;
+    if (lane == 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int count = min(max(fours - half * kHalf, 0), kHalf);
+        const uint32_t bytes = 16 * static_cast<uint32_t>(count);
+        BarrierArriveExpect(&memory.full[warp][half], bytes);
+        if (count > 0) {
+          CopyBulk(memory.fours[warp] + half * kHalf, piece + 4 * half * kHalf, bytes,
+                   &memory.full[warp][half]);
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // Of the sample's float4, each taken by its largest score.
+  struct Range {
+    float low;   // nearly all are above it
+    float high;  // without outliers, which make bins wide
+    float most;
+  };
+  __device__ Range RangeOf(const float (&maxima)[kSampleSlots], TopKShared& shared) const {
+    int low = __reduce_min_sync(~0u, OrderOf(fminf(fminf(maxima[0], maxima[1]), kInfinity)));
+    int high = __reduce_max_sync(~0u, OrderOf(fmaxf(fmaxf(maxima[0], maxima[1]), -kInfinity)));
+    if (lane == 0) {
+      shared.warp_ranges[warp] = uint2{static_cast<uint32_t>(low), static_cast<uint32_t>(high)};
+    }
+    __syncthreads();
+    const uint2 range = shared.warp_ranges[lane % Tile::kWarps];
+    low = static_cast<int>(range.x);
+    high = static_cast<int>(range.y);
+    const bool none = low > high;  // no numbers
+    const float most = OfOrder(__reduce_max_sync(~0u, high));
+    // The highest of the warps' lowest and the lowest of their highest; of a sorted row they are
+    // the wrong way round.
+    const float lower = OfOrder(__reduce_max_sync(~0u, none ? high : low));
+    const float upper = OfOrder(__reduce_min_sync(~0u, none ? low : high));
+    if (lower < upper) return {lower, fminf(most, upper + (upper - lower)), most};
+    return {OfOrder(__reduce_min_sync(~0u, low)), most, most};
+  }
+
+  // What `share` float4 of the sample reach; -inf if none is known. REQUIRES: bounds[0] is -inf.
+  __device__ Bound FindBound(int share, TopKShared& shared) const {
+    const float maxima[kSampleSlots] = {MaxOf(sample[0]), MaxOf(sample[1])};
+    const Range range = RangeOf(maxima, shared);
+    const ScoreBins bins{range.low, BinScale(range.high - range.low)};
+#pragma unroll
+    for (float score : maxima) {
+      AddSharedIf(score == score, SharedAddress(&shared.sample_bins[bins.Of(score)]), 1);
+    }
+    __syncthreads();
+    if (warp == 0) {
+      const OwnBin own = FindOwnBin(static_cast<uint32_t>(share), shared.sample_bins);
+      // The lowest bin holds also what is below the range.
+      if (own.holds && own.bin.number > 0) shared.bounds[0] = bins.LowerEdge(own.bin.number);
+    }
+    __syncthreads();
+    const float bound = shared.bounds[0];
+    const bool near = range.most - bound <= 16 * (range.high - bound);
+    return {bound, bound, BinScale((near ? range.most : range.high) - bound)};
+  }
+
+  __device__ void StoreTail() const {
+    if (4 * fours + lane < length) {
+      reinterpret_cast<float*>(memory.fours[warp])[4 * fours + lane] = tail;
+    }
+    __syncwarp();
+  }
+  __device__ void WaitForAll() const {
+    StoreTail();
+    BarrierWait(&memory.full[warp][0], 0);
+    BarrierWait(&memory.full[warp][1], 0);
+  }
+
+  // Bit 4 i + c: component c of this lane's float4 i of a half reaches the bound.
+  __device__ uint32_t Reaching(int half, float bound) const {
+    const int count = min(max(length - 4 * (half * kHalf + kOwn * lane), 0), 32);
+    const uint32_t within = count == 0 ? 0 : ~0u >> (32 - count);
+    const float4* const own = memory.fours[warp] + half * kHalf + kOwn * lane;
+    BarrierWait(&memory.full[warp][half], 0);
+    if (!(bound > -kInfinity)) return within;
+    const float below = Below(bound);
+    // Lanes next to each other begin with different ones of their float4, so that banks differ.
+    uint32_t bytes[kOwn / 2] = {};
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float4 four = LoadSharedFloats(SharedAddress(own + ((lane + (i ^ 1)) & 7)));
+      // The sign of the difference is the next bit.
+      uint32_t& byte = bytes[i / 2];
+      byte = __funnelshift_l(__float_as_uint(below - four.w), byte, 1);
+      byte = __funnelshift_l(__float_as_uint(below - four.z), byte, 1);
+      byte = __funnelshift_l(__float_as_uint(below - four.y), byte, 1);
+      byte = __funnelshift_l(__float_as_uint(below - four.x), byte, 1);
+    }
+    const uint32_t bits = bytes[0] + (bytes[1] << 8) + (bytes[2] << 16) + (bytes[3] << 24);
+    return __funnelshift_l(bits, bits, 4 * lane) & within;
+  }
+
+  // Lists this warp's scores that reach the bound, in ascending order: their number.
+  __device__ int Filter(float bound, TopKShared& shared) const {
+    StoreTail();
+    uint32_t words[2];
+    words[0] = Reaching(0, bound);
+    words[1] = Reaching(1, bound);
+    const uint32_t mine = __popc(words[0]) | __popc(words[1]) << 16;
+    const uint32_t upto = ScanWarp(mine);
+    const uint32_t all = __shfl_sync(~0u, upto, 31);
+    const uint32_t before = upto - mine;
+    const uint32_t list = SharedAddress(shared.lists[warp]);
+    uint32_t places[2] = {list + 2 * (before & 0xffff),
+                          list + 2 * ((all & 0xffff) + (before >> 16))};
+    const auto append = [&](int half) {
+      uint32_t& word = words[half];
+      const uint32_t rest = word & (word - 1);
+      const int bit = 31 - __clz(static_cast<int>(word ^ rest));
+      StoreSharedIf(word != 0, places[half],
+                    static_cast<uint16_t>(4 * (half * kHalf + kOwn * lane) + bit));
+      word = rest;
+      places[half] += 2;
+    };
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {  // most lanes have no more
+      append(0);
+      append(1);
+    }
+#pragma unroll 1
+    while ((words[0] | words[1]) != 0) {
+      append(0);
+      append(1);
+    }
+    __syncwarp();
+    return static_cast<int>((all & 0xffff) + (all >> 16));
+  }
+
+  // f(score, entry) of all of this warp.
+  template <typename F>
+  __device__ void ForEach(const F& f) const {
+#pragma unroll 1
+    for (int at = lane; at < length; at += 32) f(scores()[at], 4 * first + at);
+  }
+};
+
+}  // namespace lodestone::cuda::top_k
