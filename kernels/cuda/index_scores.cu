@@ -12,6 +12,9 @@
 // the bf16 products of the same values. So fp4 keys that hold what bf16 keys would give the same
 // bits, but where sums of bf16 keys leave the range of fp32.
 //
+// fp4 queries of decode are read and made integers by the math threads, and the start of a token
+// counts as a few tiles where work is divided: both are work that a launch waits for.
+//
 // In decode the ring fills while the kernels ahead in the stream still run: their last blocks leave
 // the memory idle, and only a token's last entry can be theirs. Some processors read faster than
 // others (53 to 70 us for an equal share of 65 us), so in large decode launches with bf16 keys
@@ -19,7 +22,7 @@
 //
 // Bound: bytes in decode (256, 132 or 68 per entry and token), products in prefill (16,384 FLOP per
 // entry and token at 64 heads). Measured on an H200 at 32 x 32,768 entries: 0.91 of it with bf16
-// keys; 0.73 fp8 and 0.53 fp4, both bound by the instructions that widen and sum. 0.78 in bf16
+// keys; 0.73 fp8 and 0.58 fp4, both bound by the instructions that widen and sum. 0.78 in bf16
 // prefill.
 
 #include <cuda.h>
@@ -43,13 +46,21 @@ __device__ uint32_t ticket_words[kTicketWords];
 
 // By one thread, which is faster than one a barrier; the caller synchronises.
 template <typename Tile>
-__device__ void InitBarriers(IndexScoresShared<Tile>& shared) {
+__device__ void InitKeyBarriers(IndexScoresShared<Tile>& shared) {
   for (int i = 0; i < Tile::kStages; ++i) {
     BarrierInit(&shared.key_full[i], Tile::kHasIntegers ? 1 + 32 : 1);
     BarrierInit(&shared.key_empty[i], 4);  // the warps of one warpgroup
-    if constexpr (Tile::kHasIntegers) BarrierInit(&shared.integers.scale_full[i], 1);
   }
-  for (int i = 0; i < 2; ++i) {
+  BarrierInitFence();
+}
+
+// The same by another.
+template <typename Tile>
+__device__ void InitOtherBarriers(IndexScoresShared<Tile>& shared) {
+  if constexpr (Tile::kHasIntegers) {
+    for (uint64_t& full : shared.integers.scale_full) BarrierInit(&full, 1);
+  }
+  for (int i = 0; !Tile::kFetchesQueries && i < 2; ++i) {
     BarrierInit(&shared.query_full[i], 1);
     BarrierInit(&shared.query_empty[i], Tile::kMathThreads / 32);
   }
@@ -69,8 +80,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   auto& shared = *reinterpret_cast<IndexScoresShared<Tile>*>(smem);
   AllowNextKernel();
   const WarpTokens<Tile::kTokens> tokens(args);  // its loads take longer than what follows
-  if (threadIdx.x == 0) {
-    InitBarriers(shared);
+  if (threadIdx.x == Tile::kThreads - 32) {
+    InitKeyBarriers(shared);
+  } else if (threadIdx.x == Tile::kThreads - 64) {
+    InitOtherBarriers(shared);
     shared.e2m1_table_low = kE2m1Low;
     shared.minus_one = ~0u;
     if constexpr (Tile::kHasIntegers) StoreTables(shared);
@@ -78,18 +91,19 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     PrefetchMap(&maps.keys);
     PrefetchMap(&maps.query);
   }
-  __syncthreads();
   const bool deals = Tile::kDeals && ticket_word >= 0;
   const bool few = args.num_tokens <= 32;
+  IndexShare share{};
+  if (few) share = tokens.template Share<Tile::kThreads, Tile::kStartTiles>(args, deals);
+  __syncthreads();
   if (!few) {
     FindShare<Tile::kTokens, Tile::kThreads>(args, deals, shared.warp_tiles, shared.table,
                                              shared.share);
     __syncthreads();
+    share = shared.share;
   }
-  const IndexShare share = few ? tokens.template Share<Tile::kThreads>(args, deals) : shared.share;
   if (threadIdx.x < Tile::kMathThreads) {
     if constexpr (Tile::kMovesRegisters) GrowRegisters<Tile::kMathRegisters>();
-    WaitForPreviousKernel();  // which may still read the scores
     ScoreTiles(args, share, shared);
     return;
   }
@@ -98,11 +112,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warp < Tile::kKeyWarps) {
     LoadTiles(args, maps, warp, share, shared);
   } else if constexpr (Tile::kHasIntegers) {
-    const int integer_warp = warp - Tile::kKeyWarps;
-    if (integer_warp == 0) WaitForPreviousKernel();  // as below
-    FindIntegers(args, maps, integer_warp, share, shared);
+    FindIntegers(args, maps, warp - Tile::kKeyWarps, share, shared);
   } else if (warp == Tile::kKeyWarps) {
-    WaitForPreviousKernel();  // which may write queries and weights
     if (threadIdx.x % 32 == 0) LoadQueries(args, maps, share, shared);
   } else if constexpr (Tile::kDeals) {
     if (share.dealt == share.total) return;

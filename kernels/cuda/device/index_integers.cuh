@@ -62,6 +62,19 @@ __device__ inline IntegerLane FindIntegerLane(int row, uint32_t minus_one) {
   return lane;
 }
 
+// Shared addresses of what a thread reads of a stage of the ring.
+struct IntegerPlaces {
+  uint32_t keys;  // codes of its first row
+  uint32_t multipliers;
+  uint32_t factor;
+  uint32_t barrier;  // key_full
+
+  __device__ IntegerPlaces Further(uint32_t stages) const {
+    return {keys + stages * (kTileEntries * 64), multipliers + stages * (kTileEntries * 4),
+            factor + stages * (kTileEntries * 4), barrier + stages * 8};
+  }
+};
+
 __device__ inline uint32_t MultiplyAdd(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t result;
   asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));

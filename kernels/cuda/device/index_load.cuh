@@ -44,7 +44,9 @@ __device__ void LoadQueries(const IndexScoresArgs& args, const IndexScoresMaps& 
   int index = 0;
   ForEachPart(args, share, shared, [&](const IndexPart& part) {
     if (part.slot >= 0) BarrierArrive(&shared.item_empty[part.slot]);
-    if (part.new_group) LoadQuery(args, maps, part.token, part.group.tokens, index++, shared);
+    if (!part.new_group) return;
+    if (index == 0) WaitForPreviousKernel();  // which may write queries and weights
+    LoadQuery(args, maps, part.token, part.group.tokens, index++, shared);
   });
 }
 
@@ -142,14 +144,18 @@ __device__ void FindIntegerTile(uint32_t number, IndexScoresShared<Tile>& shared
 }
 
 // An integer warp: its turns among the tiles of this block. One warp could not keep up, and the
-// first of the two loads queries, too.
+// first of the two loads queries, too, unless math threads do.
 template <typename Tile>
 __device__ void FindIntegers(const IndexScoresArgs& args, const IndexScoresMaps& maps, int warp,
                              const IndexShare& share, IndexScoresShared<Tile>& shared) {
   int index = 0;
   ForEachPart(args, share, shared, [&](const IndexPart& part) {
-    if (warp == 0 && part.new_group && threadIdx.x % 32 == 0) {
-      LoadQuery(args, maps, part.token, part.group.tokens, index++, shared);
+    if (!Tile::kFetchesQueries && warp == 0) {
+      if (index == 0) WaitForPreviousKernel();  // which may write queries and weights
+      if (threadIdx.x % 32 == 0) {
+        LoadQuery(args, maps, part.token, part.group.tokens, index, shared);
+      }
+      ++index;
     }
     __syncwarp();
     for (int i = TurnOf<Tile::kIntegerWarps>(warp, part.number); i < part.count;

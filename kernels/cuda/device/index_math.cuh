@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/index_integers.cuh"
+#include "kernels/cuda/device/index_products.cuh"
 #include "kernels/cuda/device/index_query.cuh"
 #include "kernels/cuda/device/index_ticket.cuh"
 #include "kernels/cuda/device/index_tile.cuh"
@@ -16,50 +17,6 @@
 // The math warpgroups of the index scores kernel: products of key tiles with queries on the tensor
 // cores, then the sum over heads.
 namespace lodestone::cuda {
-
-__device__ constexpr uint64_t DescriptorStep(int step, int half_bytes) {
-  return static_cast<uint64_t>((step / 4 * half_bytes + step % 4 * 32) / 16);
-}
-
-// The queries of the buffer at shared address `query`. The same in all threads; the shuffle lets
-// the compiler know.
-__device__ inline uint64_t QueryDescriptor(uint32_t query) {
-  return RowTileDescriptor(__shfl_sync(~0u, query, 0));
-}
-
-// Starts acc (+)= a quarter of the dims of widened keys times those of the queries. The products of
-// one tile end before its next branch: the compiler would wait for each of them otherwise.
-template <typename Tile>
-__device__ void StartQuarter(const uint32_t (&a)[8][4], uint64_t queries, int quarter,
-                             float (&acc)[Tile::kColumns / 2]) {
-  WgmmaFence();
-#pragma unroll
-  for (int step = 2 * quarter; step < 2 * quarter + 2; ++step) {
-    WgmmaRegisterA(acc, a[step], queries + DescriptorStep(step, Tile::kQueryHalfBytes), step != 0);
-  }
-  WgmmaCommit();
-}
-
-// Starts acc = bf16 keys times the queries; the keys at shared address `keys`.
-template <typename Tile>
-__device__ void StartProducts(uint32_t keys, uint32_t query, float (&acc)[Tile::kColumns / 2]) {
-  // The same in all threads; the shuffle lets the compiler know.
-  const uint64_t key_tile = RowTileDescriptor(__shfl_sync(~0u, keys, 0));
-  const uint64_t queries = QueryDescriptor(query);
-  WgmmaFence();
-#pragma unroll
-  for (int step = 0; step < IndexDims::kDims / 16; ++step) {
-    WgmmaSharedA(acc, key_tile + DescriptorStep(step, Tile::kPayloadBytes / 2),
-                 queries + DescriptorStep(step, Tile::kQueryHalfBytes), step != 0);
-  }
-  WgmmaCommit();
-}
-
-template <typename T, int kSize>
-__device__ void FinishProducts(T (&acc)[kSize]) {
-  WgmmaWait<0>();
-  HoldRegisters(acc);
-}
 
 // A token group's part of this block: tiles [tile, tile + count), the block's from `number` on.
 template <typename Tile>
@@ -80,9 +37,12 @@ struct GroupMath {
   const float* float_weight;
 
   // Prepares the queries of a buffer, kFp4.
-  __device__ void UseQuery(int buffer, const IndexPart& part, Shared& shared) {
+  __device__ void UseQuery(const QueryDims& dims, int buffer, const IndexPart& part,
+                           Shared& shared) {
     bool fit = false;
-    if (part.count <= Tile::kFewTiles) {
+    if constexpr (Tile::kFetchesQueries) {
+      fit = StoreQuery(dims, part.count > Tile::kFewTiles, buffer, shared);
+    } else if (part.count <= Tile::kFewTiles) {
       ArrangeQuery<Tile>(shared.query[buffer]);
     } else {
       fit = ArrangeIntegers(buffer, part.group.tokens * num_heads, shared);
@@ -142,12 +102,10 @@ struct GroupMath {
     }
     FinishProducts(acc);
   }
-  // acc = keys of integers times those of the queries.
-  __device__ void MultiplyIntegers(uint32_t stage, const IntegerTable (&tables)[2],
+  // acc = keys of integers, codes of this thread's two rows, times those of the queries.
+  __device__ void MultiplyIntegers(const uint4& first, const uint4& second,
+                                   const IntegerTable (&tables)[2],
                                    int32_t (&acc)[Tile::kColumns / 2]) const {
-    const uint32_t keys = view.keys(stage) + view.integer_lane.keys;
-    const uint4 first = LoadSharedQuad(keys);
-    const uint4 second = LoadSharedQuad(keys + 8 * 64);
     const uint32_t words[2][4] = {{first.x, first.y, first.z, first.w},
                                   {second.x, second.y, second.z, second.w}};
     uint32_t a[4][4];
@@ -155,32 +113,27 @@ struct GroupMath {
     for (int step = 0; step < 4; ++step) {
       WidenIntegers(words[0][step], words[1][step], tables, view.integer_lane, a[step]);
       WgmmaFence();
-      WgmmaRegisterA(acc, a[step], integer_query + DescriptorStep(step, 0), step != 0);
+      WgmmaRegisterA(acc, a[step], AdvanceTile(integer_query, step * 32), step != 0);
       WgmmaCommit();
     }
-    FinishProducts(acc);
   }
-  // Scores of tile `i` by products of integers, whose first row has the multiplier `first`.
+  // Scores of tile `i` by products of integers, at these places in shared memory.
   template <bool kAllHeads>
-  __device__ void ScoreIntegers(int i, uint32_t stage, uint32_t first) {
-    const uint32_t second = LoadSharedByte(view.multipliers(stage) + 8 * 4);
-    const IntegerTable tables[2] = {view.Table(first), view.Table(second)};
+  __device__ void ScoreIntegers(int i, const IntegerPlaces& at, uint32_t first_multiplier) {
+    const uint32_t second_multiplier = LoadSharedByte(at.multipliers + 8 * 4);
+    const IntegerTable tables[2] = {view.Table(first_multiplier), view.Table(second_multiplier)};
+    const uint4 first = LoadSharedQuad(at.keys);
+    const uint4 second = LoadSharedQuad(at.keys + 8 * 64);
     int32_t acc[Tile::kColumns / 2];
-    MultiplyIntegers(stage, tables, acc);
-    const float factor = __uint_as_float(LoadShared(view.factor(stage)));
-    view.ReleaseKeys(number + i);
+    const float factor = __uint_as_float(LoadShared(at.factor));
+    MultiplyIntegers(first, second, tables, acc);
+    view.ReleaseKeysAt(at.barrier);
+    FinishProducts(acc);
     Store<kAllHeads>(i, acc, weight, factor);
   }
-  // Scores of tile `i` of fp4 keys.
+  // Scores of tile `i` of fp4 keys by bf16 products; `first` is the first row's multiplier.
   template <bool kAllHeads>
-  __device__ void ScoreFp4(int i) {
-    uint32_t stage = (number + i) % Tile::kStages;
-    asm volatile("" : "+r"(stage));  // else the compiler finds it again for every use
-    const uint32_t first = LoadSharedByte(view.multipliers(stage));
-    if (has_integers && first != 0) {
-      ScoreIntegers<kAllHeads>(i, stage, first);
-      return;
-    }
+  __device__ void ScoreFloats(int i, uint32_t stage, uint32_t first) {
     float acc[Tile::kColumns / 2];
     const bool moderate = Tile::kKeepsWeights && first != 0;
     if (moderate) {
@@ -210,14 +163,34 @@ struct GroupMath {
     view.ReleaseKeys(number + i);
     Store<kAllHeads>(i, acc, weight, 0.5f * factor);
   }
+  // fp4 keys, one tile after the other. The stages of this warpgroup follow each other, so that few
+  // instructions find a tile's places.
+  template <bool kAllHeads>
+  __device__ void RunFp4(int first) {
+    constexpr uint32_t kTurns = Tile::kStages / Tile::kMathGroups;  // stages of a warpgroup
+    const IntegerPlaces start = view.PlacesOf(threadIdx.x / 128);
+    uint32_t turn = (number + first) / Tile::kMathGroups;
+    for (int i = first; i < count; i += Tile::kMathGroups, ++turn) {
+      uint32_t stages = turn % kTurns * Tile::kMathGroups;
+      asm volatile("" : "+r"(stages));  // else the compiler finds it again for every use
+      const IntegerPlaces at = start.Further(stages);
+      BarrierWait(at.barrier, turn / kTurns % 2);
+      const uint32_t multiplier = LoadSharedByte(at.multipliers);
+      if (has_integers && multiplier != 0) {
+        ScoreIntegers<kAllHeads>(i, at, multiplier);
+      } else {
+        ScoreFloats<kAllHeads>(i, (number + i) % Tile::kStages, multiplier);
+      }
+    }
+  }
   // One tile after the other.
   template <bool kAllHeads>
   __device__ void Run(int first) {
-    for (int i = first; i < count; i += Tile::kMathGroups) {
-      view.WaitForKeys(number + i);
-      if constexpr (Tile::kFormat == IndexKeyFormat::kFp4) {
-        ScoreFp4<kAllHeads>(i);
-      } else {
+    if constexpr (Tile::kFormat == IndexKeyFormat::kFp4) {
+      RunFp4<kAllHeads>(first);
+    } else {
+      for (int i = first; i < count; i += Tile::kMathGroups) {
+        view.WaitForKeys(number + i);
         ScoreOthers<kAllHeads>(i);
       }
     }
@@ -247,24 +220,33 @@ __device__ void ScoreTiles(const IndexScoresArgs& args, const IndexShare& share,
     math.view.integer_lane = FindIntegerLane(FirstRow(), minus_one);
   }
   math.num_heads = static_cast<int>(args.num_heads);
+  QueryDims dims;
+  if constexpr (Tile::kFetchesQueries) {
+    WaitForPreviousKernel();  // which may write queries and weights, and still read the scores
+    if (share.num_tiles > 0) dims.Load(args, share.first_token);
+  }
   int index = 0;  // of the queries
   const auto score = [&](const IndexPart& part) {
     if (part.slot >= 0) ReleaseItem(part.slot, shared);
     if (part.new_group) {
       if (Tile::kDeals && index > 0) ReleaseQuery((index - 1) % 2, shared);
       const int buffer = index % 2;
-      BarrierWait(&shared.query_full[buffer], index / 2 % 2);
+      if (Tile::kFetchesQueries && index > 0) dims.Load(args, part.token);
+      math.row = FindScoreRow(args, part.token, part.group.tokens, FirstRow());
+      if (!Tile::kFetchesQueries) {
+        if (index == 0) WaitForPreviousKernel();  // which may still read the scores
+        BarrierWait(&shared.query_full[buffer], index / 2 % 2);
+      }
       math.query = SharedAddress(shared.query[buffer]);
       math.weight = shared.weight[buffer];
       if constexpr (Tile::kHasIntegers) {
-        math.UseQuery(buffer, part, shared);
+        math.UseQuery(dims, buffer, part, shared);
       } else if constexpr (Tile::kWidens) {
         ArrangeQuery<Tile>(shared.query[buffer]);
         SharedProxyFence();
         NamedBarrierSync(1, Tile::kMathThreads);
       }
       if constexpr (Tile::kKeepsWeights) LoadWeights(math.weight, math.kept_weight);
-      math.row = FindScoreRow(args, part.token, part.group.tokens, FirstRow());
       ++index;
     }
     math.tile = part.tile;
@@ -276,9 +258,11 @@ __device__ void ScoreTiles(const IndexScoresArgs& args, const IndexShare& share,
     } else {
       math.template Run<true>(first);
     }
-    if (!Tile::kDeals) ReleaseQuery((index - 1) % 2, shared);
+    if (!Tile::kDeals && !Tile::kFetchesQueries) ReleaseQuery((index - 1) % 2, shared);
   };
   ForEachPart(args, share, shared, score);
+  // A launch that ends before the one ahead would let the next one start too early.
+  if (!Tile::kFetchesQueries && index == 0) WaitForPreviousKernel();
 }
 
 }  // namespace lodestone::cuda

@@ -120,6 +120,52 @@ __device__ bool ArrangeIntegers(int buffer, int columns, IndexScoresShared<Tile>
   return fit;
 }
 
+// 16 dims of a head and its weight, from global memory; zeros beyond the heads. Thread i of the
+// math threads has dims 16 (i % 8) .. of head i / 8.
+struct QueryDims {
+  uint4 first{};
+  uint4 second{};
+  float weight = 0;
+
+  __device__ void Load(const IndexScoresArgs& args, int token) {
+    constexpr int kSteps = IndexDims::kDims / 16;
+    const int column = threadIdx.x / kSteps;
+    if (column >= args.num_heads) return;
+    const int64_t row = token * args.num_heads + column;
+    const auto* const dims = reinterpret_cast<const uint4*>(args.q + row * IndexDims::kDims);
+    first = dims[threadIdx.x % kSteps * 2];
+    second = dims[threadIdx.x % kSteps * 2 + 1];
+    weight = args.weight[row];
+  }
+};
+
+// The same into a buffer, in the order of widened keys, and as integers if wanted: returns whether
+// this thread's are. By all math threads; the caller synchronises. Half the latency of a copy that
+// another warp starts.
+template <typename Tile>
+__device__ bool StoreQuery(QueryDims dims, bool wants_integers, int buffer,
+                           IndexScoresShared<Tile>& shared) {
+  constexpr int kSteps = IndexDims::kDims / 16;
+  static_assert(Tile::kMathThreads == Tile::kColumns * kSteps);
+  const int column = threadIdx.x / kSteps;
+  const int step = threadIdx.x % kSteps;
+  bool fits = false;
+  if (wants_integers) {
+    const IntegerQuery mine(dims.first, dims.second);
+    mine.Store(shared.integers.query[buffer], column, step);
+    const float scaled = dims.weight * mine.unit;
+    shared.integers.weight[buffer][column] = scaled;
+    fits = mine.fits && IntegerQuery::FitsWeight(dims.weight, scaled);
+  }
+  ArrangeDims<Tile::kFormat>(dims.first, dims.second);
+  uint8_t* const row = shared.query[buffer] + step / 4 * Tile::kQueryHalfBytes + column * 128;
+  const int unit = (step % 4 * 2) ^ (column % 8);
+  *reinterpret_cast<uint4*>(row + unit * 16) = dims.first;
+  *reinterpret_cast<uint4*>(row + (unit ^ 1) * 16) = dims.second;
+  shared.weight[buffer][column] = dims.weight;
+  return fits;
+}
+
 // Weights of this thread's columns of one token: heads 8 i + 2 (t % 4) + {0, 1}.
 __device__ inline void LoadWeights(const float* weight, float2 (&mine)[IndexDims::kHeads / 8]) {
 #pragma unroll

@@ -71,34 +71,53 @@ struct TileTable {
 // reads nothing before. Lane i is token i.
 template <int kTokens>
 struct WarpTokens {
+  static constexpr int kManyTiles = 16;  // of a block: many more than a token's start lasts
   int tiles = 0;
   int seq = 0;
+  uint32_t portion;  // of 2^32, a block's
 
   __device__ explicit WarpTokens(const IndexScoresArgs& args) {
     const int lane = threadIdx.x % 32;
-    if (lane >= args.num_tokens || args.num_tokens > 32) return;
-    seq = args.token_seq[lane];
-    tiles = TilesStartingAt<kTokens>(args, lane);
+    if (lane < args.num_tokens && args.num_tokens <= 32) {
+      seq = args.token_seq[lane];
+      tiles = TilesStartingAt<kTokens>(args, lane);
+    }
+    portion = ~0u / gridDim.x;
   }
-  template <int kThreads>
+  template <int kThreads, int kStartTiles>
   __device__ IndexShare Share(const IndexScoresArgs& args, bool deals) const {
     const int inclusive = TilesUpTo();
     const int before = inclusive - tiles;
     const int total = __shfl_sync(~0u, inclusive, 31);
     const int fixed = static_cast<int>(FixedTiles<kThreads>(args, deals, total));
-    // block * fixed / blocks, rounded down, of numbers that fit 32 bits.
+    const int lane = threadIdx.x % 32;
+    // A token's start counts as kStartTiles, so that blocks with two tokens end with the others.
+    const int start =
+        kStartTiles > 0 && total >= kManyTiles * static_cast<int>(gridDim.x) ? kStartTiles : 0;
+    const uint32_t any = __ballot_sync(~0u, tiles > 0);
+    const int begins = before + __popc(any & ((1u << lane) - 1)) * start;
+    const uint32_t cut = fixed + __popc(any) * start;
+    // block * cut / blocks, nearly: a division once lengths are known would take longer.
     const auto first_of = [&](uint32_t block) {
-      const uint32_t blocks = gridDim.x;
-      return static_cast<int>(block * (fixed / blocks) + block * (fixed % blocks) / blocks);
+      return static_cast<int>(block == gridDim.x ? cut : __umulhi(block * portion, cut));
     };
-    const int first = first_of(blockIdx.x);
-    const int token =
-        max(__ffs(static_cast<int>(__ballot_sync(~0u, before <= first && first < inclusive))), 1) -
-        1;
+    const auto token_at = [&](int position) {
+      return max(31 - __clz(__ballot_sync(~0u, tiles > 0 && begins <= position)), 0);
+    };
+    // The tiles before `position`.
+    const auto tiles_before = [&](int position, int token) {
+      const int here = max(position - __shfl_sync(~0u, begins, token) - start, 0);
+      return __shfl_sync(~0u, before, token) + here;
+    };
+    const int position = first_of(blockIdx.x);
+    const int end_position = first_of(blockIdx.x + 1);
+    const int token = token_at(position);
+    const int first = tiles_before(position, token);
+    const int end = tiles_before(end_position, token_at(end_position));
     return {token,
             __shfl_sync(~0u, seq, token),
             first - __shfl_sync(~0u, before, token),
-            first_of(blockIdx.x + 1) - first,
+            end - first,
             fixed,
             total};
   }

@@ -38,6 +38,10 @@ struct IndexScoresTile : IndexDims {
   static constexpr int kMathThreads = 128 * kMathGroups;
   static constexpr int kIntegerWarps = 2;
   static constexpr bool kSharedTables = kTokens == 1;  // else registers are short
+  // Math threads read the queries of decode from global memory and make integers of them; else the
+  // copy engine brings them.
+  static constexpr bool kFetchesQueries = kHasIntegers && kTokens == 1;
+  static constexpr int kStartTiles = kFetchesQueries ? 6 : 0;  // last as long as a token's start
   static constexpr int kFewTiles = 4;  // of a token group in a block: not worth making integers
   static constexpr int kKeyWarps = kMathGroups == 3 && !kHasIntegers ? 3 : 2;
   static constexpr int kThreads = kMathThreads + 128;  // key warps, query or integer warps

@@ -47,6 +47,18 @@ struct MathView {
     return base + kIntegers + static_cast<uint32_t>(offsetof(Integers, factor)) +
            stage * (kTileEntries * 4) + integer_lane.factor;
   }
+  // What a warpgroup reads of `stage`.
+  __device__ IntegerPlaces PlacesOf(uint32_t stage) const {
+    return {keys(stage) + integer_lane.keys, multipliers(stage), factor(stage),
+            base + static_cast<uint32_t>(offsetof(Shared, key_full)) + stage * 8};
+  }
+  // The same by its key_full.
+  __device__ void ReleaseKeysAt(uint32_t key_full) const {
+    __syncwarp();  // all lanes have read
+    if (threadIdx.x % 32 != 0) return;
+    BarrierArrive(key_full + static_cast<uint32_t>(offsetof(Shared, key_empty)) -
+                  static_cast<uint32_t>(offsetof(Shared, key_full)));
+  }
   __device__ void WaitForKeys(uint32_t number) const {
     BarrierWait(
         base + static_cast<uint32_t>(offsetof(Shared, key_full)) + number % Tile::kStages * 8,
