@@ -112,7 +112,10 @@ std::shared_ptr<Channel> Endpoint::Open(const UniqueId& id) {
   const auto soon_free = std::count_if(users_.begin(), users_.end(), [](const auto& user) {
     return user == nullptr || user->close_requested();
   });
-  if (std::ssize(waiting_) >= soon_free) {
+  const auto before = std::count_if(waiting_.begin(), waiting_.end(), [](const auto& channel) {
+    return !channel->close_requested();
+  });
+  if (before >= soon_free) {
     return Channel::Refused(absl::ResourceExhaustedError(
         absl::StrCat("NCCL links: ", options_.max_links, " are open, which is the limit")));
   }

@@ -92,6 +92,9 @@ TEST_P(LinkOfProcessesTest, OneThatFindsNoPlaceWaitsForOneThatCloses) {
   second->Close();
   auto gives_up = listener.Open(new_key());
   gives_up->Close();
+  auto next = listener.Open(new_key());
+  EXPECT_FALSE(next->Poll().has_value()) << "it waits for the place that the one before gave up";
+  next->Close();
   EXPECT_TRUE(WaitFor([&] { return gives_up->closed(); }, milliseconds(1'000)));
   EXPECT_TRUE(WaitFor([&] { return decode->num_links() == 0; }, milliseconds(2'000)));
 }
