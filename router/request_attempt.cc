@@ -167,8 +167,7 @@ Task<absl::StatusOr<RunResult>> RequestFlow::Prefill(Life& life, LeaseTokens& to
     run = co_await prefill->prefill->Run(args, life.request.deadline, stop);
   }
   if (!run.ok()) {
-    const bool out_of_time = RealClock()->Now() >= life.request.deadline;
-    if (!stop.cancelled() && !out_of_time) NoteFailure(*prefill, run.status());
+    if (!stop.cancelled() && !life.out_of_time()) NoteFailure(*prefill, run.status());
     if (tokens.failure().cancelled()) {
       BlameForHandOff(life, tokens, tokens.failure().reason());
     } else {
@@ -222,10 +221,7 @@ Task<absl::Status> RequestFlow::CopyTokens(Life& life, LeaseTokens& tokens) {
                  : tokens.Next(deadline, life.client);
     absl::StatusOr<LeaseTokens::Batch> batch = co_await std::move(next);
     if (!batch.ok()) {
-      // The end of the request's own time says nothing of the worker.
-      if (life.client.cancelled() || RealClock()->Now() >= life.request.deadline) {
-        co_return batch.status();
-      }
+      if (life.client.cancelled() || life.out_of_time()) co_return batch.status();
       if (is_first) {
         BlameForHandOff(life, tokens, batch.status());
       } else {

@@ -57,6 +57,8 @@ struct RequestFlow::Life {
   TimePoint first_token_at{};
 
   bool is_replay() const { return attempt > 1; }
+  // What fails then says nothing of the worker.
+  bool out_of_time() const { return RealClock()->Now() >= request.deadline; }
   int64_t tokens_to_prefill() const {
     return static_cast<int64_t>(request.prompt.size() + delivered.size());
   }

@@ -13,6 +13,7 @@ using std::chrono::milliseconds;
 
 constexpr char kAnswer[] =
     "The secret code for the river is north-1234-stone. It was sold on Monday.";
+constexpr char kShortAnswer[] = "It was sold on Monday.";  // where time is short
 
 TEST_F(FailureTest, WithoutWorkersItIsNotReadyAndSaysWhy) {
   StartRouter();
@@ -154,19 +155,34 @@ TEST_F(FailureTest, TheEndOfARequestsTimeIsNoWorkersFault) {
   RouterConfig config = Config();
   config.request_timeout = milliseconds(300);
   StartRouter(config);
-  script_.output = Model().tokenizer->EncodeText(kAnswer);
+  script_.output = Model().tokenizer->EncodeText(kShortAnswer);
   script_.cache_capacity_bytes *= 2;
   AddDecode();  // has more room, so it is preferred
   script_.cache_capacity_bytes /= 2;
-  StartWorkers(kAnswer, 1, 1);
+  StartWorkers(kShortAnswer, 1, 1);
   prefills_[0]->LoseHandOffs(3);
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(Chat().status, 504);
     EXPECT_TRUE(decodes_[0]->WaitIdle());
   }
   const ClientResponse response = Chat();
-  EXPECT_EQ(ContentOf(response), kAnswer);
+  EXPECT_EQ(ContentOf(response), kShortAnswer);
   EXPECT_EQ(response.headers.at("x-lodestone-decode"), decodes_[0]->instance_id());
+}
+
+TEST_F(FailureTest, APromptThatOutlivesItsRequestIsNoFaultOfThePrefillWorker) {
+  RouterConfig config = Config();
+  config.request_timeout = milliseconds(300);
+  StartRouter(config);
+  StartWorkers(kShortAnswer, 2, 1);
+  const std::string preferred = Chat().headers.at("x-lodestone-prefill");
+  for (const auto& prefill : prefills_) prefill->SetRunPause(milliseconds(2'000));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Chat().status, 504);
+  for (const auto& prefill : prefills_) prefill->SetRunPause(milliseconds(0));
+  EXPECT_TRUE(decodes_[0]->WaitIdle());
+  const ClientResponse response = Chat();
+  EXPECT_EQ(ContentOf(response), kShortAnswer);
+  EXPECT_EQ(response.headers.at("x-lodestone-prefill"), preferred);
 }
 
 TEST_F(FailureTest, APrefillFailureDoesNotMoveTheRequestToAnotherDecodeWorker) {

@@ -198,6 +198,8 @@ TEST_F(RouterTest, TheModelIsAsLongAsTheLargestDecodeWorkerHolds) {
   script_.max_context_tokens = 12'288;
   StartWorkers("north");
   EXPECT_EQ(length(), 12'288);
+  decodes_[0]->Kill();
+  EXPECT_TRUE(Eventually([&] { return length() == Model().max_context_tokens; }));
 }
 
 TEST_F(RouterTest, ListsTheModel) {
