@@ -46,8 +46,8 @@ absl::StatusOr<size_t> CheckLinkOpen(const DecodeTerms& terms,
 // Offers: queued -> granted -> arrived -> answered. Invariants: link_seq ascends by 1, a repeated
 // number is dropped, a gap kills the link; slots are granted, filled and answered in that order; no
 // more than `slots_per_link` offers are unanswered, one more kills the link. Bytes of an early
-// offer may be on their way already: it is always granted, into a slot kept free for it or, if that is
-// still held by a link that has died, as soon as it comes back.
+// offer may be on their way already: it is always granted, into a slot kept free for it or, if that
+// is still held by a link that has died, as soon as it comes back.
 class DecodeLink {
  public:
   struct Granted {

@@ -16,8 +16,7 @@ namespace {
 
 std::string Text(json::string_view view) { return std::string(view.data(), view.size()); }
 
-// "an integer from 1 to 8"; where any is right, their limits are no news: "an integer of at least
-// 1".
+// "an integer from 1 to 8"; the limits of 64 bits are no news: "an integer of at least 1".
 std::string IntegerRange(int64_t low, int64_t high) {
   using Limits = std::numeric_limits<int64_t>;
   if (high < Limits::max()) return absl::StrCat("an integer from ", low, " to ", high);

@@ -79,7 +79,8 @@ struct WorkerConfig {
     visit(advertise, "advertise",
           "host name or address that others reach this worker by; default --bind", "Network");
     visit(routers, "router", "HOST:PORT of a router's gRPC port; repeat for several", "Network");
-    visit(drain_timeout, "drain-timeout", "longest wait for running requests at SIGTERM",
+    visit(drain_timeout, "drain-timeout",
+          "longest wait for running requests at SIGTERM; SIGINT after that ends it at once",
           "Network");
     logging.VisitFields(visit);
   }
