@@ -132,6 +132,7 @@ class WorkerRegistry {
   void OnRemoved(std::function<void(const Worker&)> callback) { on_removed_ = std::move(callback); }
 
  private:
+  // As Remove, without a line in the log.
   void TakeOut(const std::string& instance_id, const std::string& why);
   std::vector<std::string> Differences(const WorkerHello& hello) const;
   void MakeRoomFor(const WorkerHello& hello);
