@@ -162,6 +162,7 @@ std::string Table(const PlanConfig& config, const Plans& plans) {
 
 int Plan(const PlanConfig& config) {
   const absl::StatusOr<Plans> plans = MakePlans(config);
+  if (absl::IsInvalidArgument(plans.status())) return PrintUsageError(kName, plans.status());
   if (!plans.ok()) return PrintFailure(kName, plans.status());
   std::printf("%s", Table(config, *plans).c_str());
   const bool fits =

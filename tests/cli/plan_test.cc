@@ -57,6 +57,14 @@ TEST(PlanTest, TheExitCodeSaysWhetherAnyFormatFits) {
   EXPECT_EQ(RunPlan(5, argv), 1);
 }
 
+TEST(PlanTest, ASettingThatCannotBeIsBadUsage) {
+  const char* argv[] = {"plan", "--model", kModel, "--chunk-tokens", "some"};
+  EXPECT_EQ(RunPlan(5, argv), 2);
+  argv[3] = "--threads";
+  argv[4] = "-1";
+  EXPECT_EQ(RunPlan(5, argv), 2);
+}
+
 TEST(PlanTest, ChunksAreNamedAsByThePrefillWorker) {
   PlanConfig config = Config();
   const std::string of_auto = *PlanTable(config);
