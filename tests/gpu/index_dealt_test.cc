@@ -7,7 +7,8 @@
 #include "tests/gpu/check.h"
 #include "tests/gpu/dsa_case.h"
 
-// Index scores of so many tiles that the blocks of a launch deal them among each other.
+// Index scores of so many tiles that the blocks of a launch deal them among each other, or divide
+// them by more than their number.
 namespace lodestone::cuda {
 namespace {
 
@@ -52,12 +53,12 @@ std::vector<float> ComputeOnTwoStreams(IndexScoresArgs args, int launches) {
   return scores.Read();
 }
 
-// So many tiles that blocks draw tickets for most of them; a sequence alone has too few. 40 tokens
-// take another way to a block's share than up to 32.
-TEST(IndexScoresTest, DealtTilesGiveTheSameBits) {
+// 40 tokens take another way to a block's share than up to 32. A sequence alone has too few tiles
+// for what divides work here.
+void ExpectBitsOfTokensAlone(IndexKeyFormat format) {
   constexpr int kLaunches = 6;
   const std::vector<SeqPart> parts(40, {2047, 1});
-  IndexCase input(parts, {}, 17);
+  IndexCase input(parts, {.format = format, .round_queries_to_fp4 = true}, 17);
   for (int64_t tokens : {int64_t{9}, int64_t{32}, int64_t{40}}) {
     std::vector<int32_t> lengths(parts.size(), 0);
     for (int64_t t = 0; t < tokens; ++t) {
@@ -77,6 +78,14 @@ TEST(IndexScoresTest, DealtTilesGiveTheSameBits) {
       }
     }
   }
+}
+
+// So many tiles that blocks draw tickets for most of them.
+TEST(IndexScoresTest, DealtTilesGiveTheSameBits) { ExpectBitsOfTokensAlone(IndexKeyFormat::kBf16); }
+
+// So many tiles that a token's start counts as some of them.
+TEST(IndexScoresTest, StartsThatCountAsTilesGiveTheSameBits) {
+  ExpectBitsOfTokensAlone(IndexKeyFormat::kFp4);
 }
 
 }  // namespace

@@ -157,23 +157,24 @@ TEST(SparseAttentionTest, PrefillGivesTheBitsOfTheOtherKernel) {
   }
 }
 
-// Tokens behind the blocks' equal shares fall to the blocks that are first, anew in every launch.
-TEST(SparseAttentionTest, PrefillOnTwoStreamsGivesTheSameBits) {
-  constexpr int kLaunches = 8;
+// Tokens behind the blocks' equal shares fall to the blocks that are first, anew in every launch;
+// on the stream of each thread, which has no word to count them, to the first blocks.
+TEST(SparseAttentionTest, PrefillOnManyStreamsGivesTheSameBits) {
+  constexpr int kLaunches = 9;
   AttentionCase input({{700, 300}}, {}, 19);
   const std::vector<uint16_t> want = Compute(input, TensorCore(1, 64));
-  cudaStream_t streams[2];
-  for (cudaStream_t& stream : streams) {
-    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaStream_t streams[3] = {nullptr, nullptr, cudaStreamPerThread};
+  for (int i = 0; i < 2; ++i) {
+    CUDA_CHECK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
   }
   const DeviceArray<uint16_t> out(kLaunches * input.q.size());
   SparseAttentionArgs args = input.Args();
   for (int i = 0; i < kLaunches; ++i) {
     args.out = out.data() + i * input.q.size();
-    LaunchSparseAttention(args, kPrefillTile, streams[i % 2]);
+    LaunchSparseAttention(args, kPrefillTile, streams[i % 3]);
   }
   CUDA_CHECK(cudaDeviceSynchronize());
-  for (cudaStream_t stream : streams) CUDA_CHECK(cudaStreamDestroy(stream));
+  for (int i = 0; i < 2; ++i) CUDA_CHECK(cudaStreamDestroy(streams[i]));
   const std::vector<uint16_t> got = out.Read();
   for (int i = 0; i < kLaunches; ++i) {
     EXPECT_TRUE(std::equal(want.begin(), want.end(), got.begin() + i * want.size()))

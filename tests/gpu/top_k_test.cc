@@ -126,7 +126,8 @@ void ExpectRows(const std::vector<float>& scores, int64_t stride,
     for (int32_t i = 0; i < k; ++i) {
       ASSERT_EQ(got[row * k + i], want[i])
           << what << ", row " << row << " of " << rows << ", " << visible[row] << " entries, k "
-          << k << ", cluster " << tile.cluster << " x " << tile.per_thread << ", place " << i;
+          << k << (tile.held ? ", held" : "") << ", cluster " << tile.cluster << " x "
+          << tile.per_thread << ", place " << i;
     }
   }
 }

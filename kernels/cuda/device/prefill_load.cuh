@@ -70,7 +70,8 @@ __device__ inline void ListStep(const SparseAttentionArgs& args, const TokenKeys
 }
 
 // Takes one of the dealt items for this block; -1: there is none left. The word is 0 between
-// launches, since each block of a launch draws once. By one thread.
+// launches, since each block of a launch draws once. By one thread, after WaitBeforeEntries: until
+// then the launch ahead may still draw from the word.
 __device__ inline int DrawPrefillItem(const PrefillShare& share, uint32_t* ticket_words) {
   uint32_t ticket = blockIdx.x;
   if (share.ticket_word >= 0) ticket = atomicInc(ticket_words + share.ticket_word, gridDim.x - 1);
@@ -79,7 +80,9 @@ __device__ inline int DrawPrefillItem(const PrefillShare& share, uint32_t* ticke
 }
 
 // Waits for the kernel ahead, which may have written `top_entries`, before the first step with
-// entries is looked at: no kernel writes what leads to the window's rows. Once, in the first turn.
+// entries is looked at: no kernel writes what leads to the window's rows. Once, in the first turn,
+// also of a token without entries: one step that is looked at begins less than 64 keys before the
+// window's end, or at it.
 __device__ inline void WaitBeforeEntries(int turn, const TokenKeys& keys, int first_key) {
   const int beyond = first_key + PrefillTile::kKeys - keys.num_window;
   if (turn == 0 && beyond > 0 && beyond <= PrefillTile::kKeys) WaitForPreviousKernel();
