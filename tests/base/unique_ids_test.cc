@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -7,11 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "base/ids.h"
+#include "tests/testing/long_tests.h"
 
 namespace lodestone {
 namespace {
-
-bool LongTests() { return std::getenv("LODESTONE_LONG_TESTS") != nullptr; }
 
 // Two requests with one id would share what is kept under it. No id comes from a client's field, so
 // all depends on this generator, from every thread.

@@ -9,14 +9,13 @@
 #include "tests/cluster/reconcile.h"
 #include "tests/cluster/running_cluster.h"
 #include "tests/cluster/streams.h"
+#include "tests/testing/long_tests.h"
 #include "tests/testing/time_limits.h"
 
 namespace lodestone {
 namespace {
 
 using std::chrono::milliseconds;
-
-bool LongTests() { return GetEnvironment("LODESTONE_LONG_TESTS") == "1"; }
 
 // Any worker, but not one that has just started: `lodestone up` gives up on a process that dies
 // again and again within 5 s of its start.

@@ -11,6 +11,7 @@
 #include "base/failpoint.h"
 #include "tests/cluster/running_cluster.h"
 #include "tests/cluster/streams.h"
+#include "tests/testing/long_tests.h"
 #include "tests/testing/time_limits.h"
 
 namespace lodestone {
@@ -19,8 +20,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
-
-bool LongTests() { return GetEnvironment("LODESTONE_LONG_TESTS") == "1"; }
 
 struct State {
   const char* role;

@@ -11,6 +11,7 @@
 #include "base/failpoint.h"
 #include "engine/generate.h"
 #include "tests/decode/worker_pair.h"
+#include "tests/testing/long_tests.h"
 #include "tests/testing/time_limits.h"
 #include "tests/tools/fault_proxy.h"
 
@@ -23,8 +24,6 @@ using std::chrono::seconds;
 constexpr char kProxyHost[] = "127.0.0.2";  // the decode worker, as the prefill worker sees it
 constexpr int64_t kPromptLength = 200;
 constexpr int32_t kNewTokens = 6;
-
-bool LongTests() { return GetEnvironment("LODESTONE_LONG_TESTS") == "1"; }
 
 int NumOpenFiles() {
   DIR* const directory = opendir("/proc/self/fd");

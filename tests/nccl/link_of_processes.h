@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
-#include "base/config.h"
 #include "tests/nccl/link_pair.h"
+#include "tests/testing/long_tests.h"
 
 namespace lodestone::nccl {
 
@@ -18,11 +18,7 @@ class LinkOfProcessesTest : public testing::TestWithParam<Placement> {
     if (const std::string why = WhyNoNccl(GetParam().gpus()); !why.empty()) GTEST_SKIP() << why;
   }
   static const char* name() { return GetParam().name; }
-  // Between two processes on one GPU everything takes longer, since they take turns.
-  static int Times(int many, int few) {
-    const bool long_tests = GetEnvironment("LODESTONE_LONG_TESTS") == "1";
-    return GetParam().two_hosts && !long_tests ? few : many;
-  }
+  static int Times(int many, int few) { return LongTests() ? many : few; }
 };
 
 // A decode worker's end of links in this process, with two slots.

@@ -1,6 +1,5 @@
 #include "text/tool_call_parser.h"
 
-#include <cstdlib>
 #include <random>
 #include <string>
 #include <unordered_map>
@@ -9,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/testing/long_tests.h"
 #include "tests/text/tool_output_test_util.h"
 
 namespace lodestone {
@@ -409,8 +409,6 @@ std::vector<int32_t> SplitAtRandom(const Pieces& pieces, ReplyMaker& maker, IdCa
   }
   return ids;
 }
-
-bool LongTests() { return std::getenv("LODESTONE_LONG_TESTS") != nullptr; }
 
 // Each reply is cut once at every place, and at many places 20 times.
 TEST(ToolCallParserTest, EverySplitGivesTheSameReply) {

@@ -67,8 +67,6 @@ std::vector<GenerateOutput> AnswersOfOneProcess(const std::vector<GenerateInput>
   return expected.ok() ? *std::move(expected) : std::vector<GenerateOutput>{};
 }
 
-bool LongTests() { return GetEnvironment("LODESTONE_LONG_TESTS") == "1"; }
-
 int64_t FreeBytes(int gpu) { return DescribeDevice(DeviceId{gpu}).value().free_bytes; }
 
 std::string TextOf(const std::string& path) {

@@ -13,6 +13,7 @@
 
 #include "tests/cluster/running_cluster.h"
 #include "tests/cluster/streams.h"
+#include "tests/testing/long_tests.h"
 
 namespace lodestone {
 
@@ -41,7 +42,6 @@ class OverNcclTest : public testing::TestWithParam<Placement> {
 // As one process answers on GPU 0; empty, and the test fails, if it cannot.
 std::vector<GenerateOutput> AnswersOfOneProcess(const std::vector<GenerateInput>& inputs);
 
-bool LongTests();
 int64_t FreeBytes(int gpu);
 std::string TextOf(const std::string& path);
 int CountOf(const std::string& text, std::string_view what);
