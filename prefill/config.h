@@ -10,8 +10,8 @@
 namespace lodestone {
 
 // --chunk-tokens auto. A CUDA device needs thousands of rows for its products: of a model of Flash
-// dimensions an H200 computes 3.7 times as many tokens a second in chunks of 4,096 as in chunks of
-// 512 (docs/benchmarks.md, "A model of Flash dimensions").
+// dimensions an H200 computes a step of 4,096 tokens at 3.7 times the tokens a second of a step of
+// 512 (docs/benchmarks.md, "A model of Flash dimensions": prompts of one step).
 inline constexpr int64_t kCpuChunkTokens = 512;
 inline constexpr int64_t kCudaChunkTokens = 4096;
 

@@ -15,19 +15,21 @@ namespace lodestone::nccl {
 class LinkOfProcessesTest : public testing::TestWithParam<Placement> {
  protected:
   void SetUp() override {
-    if (const std::string why = WhyNoNccl(GetParam().gpus()); !why.empty()) GTEST_SKIP() << why;
+    if (const std::string why = WhyNoNccl(GetParam().other_gpu() + 1); !why.empty())
+      GTEST_SKIP() << why;
   }
   static const char* name() { return GetParam().name; }
-  static int Times(int many, int few) { return LongTests() ? many : few; }
+  // Between two processes on one GPU everything takes longer, since they take turns.
+  static int Times(int many, int few) { return GetParam().two_hosts && !LongTests() ? few : many; }
 };
 
 // A decode worker's end of links in this process, with two slots.
 class Receiving {
  public:
   Receiving(const Placement& placement, size_t slot_bytes, int ctas = 8)
-      : decode_(MakeEndpoint(Side::kDecode, placement.decode_gpu, ctas)),
+      : decode_(MakeEndpoint(Side::kDecode, placement.other_gpu(), ctas)),
         listener_(decode_.get()),
-        slots_(placement.decode_gpu, 2 * slot_bytes),
+        slots_(placement.other_gpu(), 2 * slot_bytes),
         slot_bytes_(slot_bytes) {}
 
   std::string NewKey() { return listener_.NewSessionKey().value(); }

@@ -261,17 +261,14 @@ void Disconnect(LinkPair pair) {
                       milliseconds(5'000)));
 }
 
-void PrintTo(const Placement& placement, std::ostream* out) { *out << placement.name; }
-
 SenderProcess::SenderProcess(const Placement& placement, const std::string& session_key,
                              size_t slot_bytes, int ctas) {
   int ends[2];
   EXPECT_EQ(pipe(ends), 0);
-  pid_ = StartChild(placement, {absl::StrCat(kRole, "=sender"),
-                                absl::StrCat(kDevice, "=", placement.prefill_gpu),
-                                absl::StrCat(kSlotBytes, "=", slot_bytes),
-                                absl::StrCat(kCtas, "=", ctas),
-                                absl::StrCat(kKeyPipe, "=", ends[0])});
+  pid_ =
+      StartChild(placement, {absl::StrCat(kRole, "=sender"), absl::StrCat(kDevice, "=", 0),
+                             absl::StrCat(kSlotBytes, "=", slot_bytes),
+                             absl::StrCat(kCtas, "=", ctas), absl::StrCat(kKeyPipe, "=", ends[0])});
   close(ends[0]);
   key_pipe_ = ends[1];
   Relink(session_key);
@@ -292,10 +289,10 @@ void SenderProcess::Kill() {
 ReceiverProcess::ReceiverProcess(const Placement& placement, size_t slot_bytes) {
   int ends[2];
   EXPECT_EQ(pipe(ends), 0);
-  pid_ = StartChild(placement, {absl::StrCat(kRole, "=receiver"),
-                                absl::StrCat(kDevice, "=", placement.decode_gpu),
-                                absl::StrCat(kSlotBytes, "=", slot_bytes),
-                                absl::StrCat(kKeyPipe, "=", ends[1])});
+  pid_ = StartChild(
+      placement,
+      {absl::StrCat(kRole, "=receiver"), absl::StrCat(kDevice, "=", placement.other_gpu()),
+       absl::StrCat(kSlotBytes, "=", slot_bytes), absl::StrCat(kKeyPipe, "=", ends[1])});
   close(ends[1]);
   session_key_.resize(kUniqueIdBytes);
   EXPECT_EQ(read(ends[0], session_key_.data(), session_key_.size()),

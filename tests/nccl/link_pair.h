@@ -2,13 +2,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <ostream>
 #include <span>
 #include <string>
 #include <utility>
@@ -16,6 +14,7 @@
 
 #include "kvtransfer/nccl/endpoint.h"
 #include "kvtransfer/nccl/transport.h"
+#include "tests/testing/placement.h"
 
 namespace lodestone::nccl {
 
@@ -66,20 +65,7 @@ LinkPair Connect(Endpoint& prefill, Endpoint& decode);
 // Closes both ends and waits.
 void Disconnect(LinkPair pair);
 
-// Where the two ends of a link are that are processes of their own. Two hosts are what NCCL takes
-// processes with different NCCL_HOSTID for: it then uses its network, even if they share a GPU.
-struct Placement {
-  const char* name;
-  int prefill_gpu;
-  int decode_gpu;
-  bool two_hosts;
-  int gpus() const { return std::max(prefill_gpu, decode_gpu) + 1; }
-};
-inline constexpr Placement kTwoGpus = {"TwoGpus", 0, 1, false};
-inline constexpr Placement kTwoHostsOnOneGpu = {"TwoHostsOnOneGpu", 0, 0, true};
-void PrintTo(const Placement& placement, std::ostream* out);
-
-// A prefill worker's end in a process of its own: sends slot after slot, each filled from its
+// A prefill worker's end in a process of its own, on GPU 0: sends slot after slot, each filled from its
 // number, until it is killed.
 class SenderProcess {
  public:
@@ -97,7 +83,7 @@ class SenderProcess {
   int pid_ = -1;
   int key_pipe_ = -1;
 };
-// The same for decode: receives slots and drops them. The key is this process's id.
+// The same for decode, on the placement's other GPU: receives slots and drops them. The key is this process's id.
 class ReceiverProcess {
  public:
   ReceiverProcess(const Placement& placement, size_t slot_bytes);

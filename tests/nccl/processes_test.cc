@@ -42,14 +42,14 @@ TEST_P(LinkOfProcessesTest, LinksOfTwoProcessesLeaveDeviceMemoryAsAfterTheSecond
   const int links = Times(60, 3);
   for (int i = 1; i <= links; ++i) {
     ASSERT_TRUE(ComesUp(*reader)) << i;
-    if (i == 3) taken = free - FreeBytes(GetParam().decode_gpu);
+    if (i == 3) taken = free - FreeBytes(GetParam().other_gpu());
     for (uint64_t seq = 1; seq <= 3; ++seq) {
       reader->Expect(seq, decode.slot(seq));
       ASSERT_TRUE(seq > static_cast<uint64_t>(i % 3) || Passes(*reader, seq));
     }
     reader->Close();
     ASSERT_TRUE(WaitFor([&] { return decode.endpoint().num_links() == 0; }, milliseconds(5'000)));
-    if (i == 2) free = FreeBytes(GetParam().decode_gpu);
+    if (i == 2) free = FreeBytes(GetParam().other_gpu());
     key = decode.NewKey();
     reader = decode.Open(key);
     sender.Relink(key);
@@ -57,7 +57,7 @@ TEST_P(LinkOfProcessesTest, LinksOfTwoProcessesLeaveDeviceMemoryAsAfterTheSecond
   ASSERT_TRUE(ComesUp(*reader));
   reader->Close();
   ASSERT_TRUE(WaitFor([&] { return decode.endpoint().num_links() == 0; }, milliseconds(5'000)));
-  const int64_t lost = free - FreeBytes(GetParam().decode_gpu);
+  const int64_t lost = free - FreeBytes(GetParam().other_gpu());
   std::printf("RESULT %s, %d links: %.3f s per link up and down; %lld bytes of device memory less; "
               "a link takes %lld\n",
               name(), links + 1, SecondsSince(start) / (links + 1), static_cast<long long>(lost),
@@ -67,7 +67,7 @@ TEST_P(LinkOfProcessesTest, LinksOfTwoProcessesLeaveDeviceMemoryAsAfterTheSecond
 
 // A link that comes again, as after an idle while, does so while the last one is still aborted.
 TEST_P(LinkOfProcessesTest, OneThatFindsNoPlaceWaitsForOneThatCloses) {
-  auto decode = Endpoint::Create({.device = GetParam().decode_gpu,
+  auto decode = Endpoint::Create({.device = GetParam().other_gpu(),
                                   .side = Side::kDecode,
                                   .max_links = 1,
                                   .times = QuickTimes()})
@@ -111,7 +111,7 @@ TEST_P(LinkOfProcessesTest, TheAbortOfAHungLinkLetsItsNeighbourFlow) {
   SenderProcess sender_b(GetParam(), key_b, kSlotBytes);
   ASSERT_TRUE(ComesUp(*a));
   ASSERT_TRUE(ComesUp(*b));
-  DeviceBytes slots(GetParam().decode_gpu, 2 * kSlotBytes);
+  DeviceBytes slots(GetParam().other_gpu(), 2 * kSlotBytes);
   a->Expect(1, decode.slot(1));
   ASSERT_TRUE(Passes(*a, 1));
 
@@ -147,7 +147,7 @@ TEST_P(LinkOfProcessesTest, TheAbortOfAHungLinkLetsItsNeighbourFlow) {
 
 TEST_P(LinkOfProcessesTest, Rate) {
   const size_t total = size_t{GetParam().two_hosts ? 256u : 1024u} << 20;
-  DeviceBytes to(GetParam().decode_gpu, total);
+  DeviceBytes to(GetParam().other_gpu(), total);
   for (int ctas : Times(4, 2) == 4 ? std::vector{4, 8, 16, 32} : std::vector{4, 8}) {
     Receiving decode(GetParam(), kSlotBytes, ctas);
     const std::string key = decode.NewKey();

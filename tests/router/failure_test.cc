@@ -13,7 +13,6 @@ using std::chrono::milliseconds;
 
 constexpr char kAnswer[] =
     "The secret code for the river is north-1234-stone. It was sold on Monday.";
-constexpr char kShortAnswer[] = "It was sold on Monday.";  // where time is short
 
 TEST_F(FailureTest, WithoutWorkersItIsNotReadyAndSaysWhy) {
   StartRouter();
@@ -138,9 +137,7 @@ TEST_F(FailureTest, AHandOffWhosePrefillWorkerLeftIsNotAwaitedForLong) {
 TEST_F(FailureTest, AnAbandonedHandOffIsNotTheDecodeWorkersFault) {
   StartRouter();
   script_.output = Model().tokenizer->EncodeText(kAnswer);
-  script_.cache_capacity_bytes *= 2;
-  AddDecode();  // has more room, so it is preferred
-  script_.cache_capacity_bytes /= 2;
+  AddPreferredDecode();
   StartWorkers(kAnswer, 1, 1);
   const int64_t before = decodes_[0]->num_reserved();
   decodes_[0]->FailHandOffs(3, grpc::StatusCode::UNAVAILABLE);
@@ -150,47 +147,10 @@ TEST_F(FailureTest, AnAbandonedHandOffIsNotTheDecodeWorkersFault) {
   EXPECT_EQ(response.headers.at("x-lodestone-decode"), decodes_[0]->instance_id());
 }
 
-// Three failures in a row have a worker avoided, but not when it was the clients who did not wait.
-TEST_F(FailureTest, TheEndOfARequestsTimeIsNoWorkersFault) {
-  RouterConfig config = Config();
-  config.request_timeout = milliseconds(300);
-  StartRouter(config);
-  script_.output = Model().tokenizer->EncodeText(kShortAnswer);
-  script_.cache_capacity_bytes *= 2;
-  AddDecode();  // has more room, so it is preferred
-  script_.cache_capacity_bytes /= 2;
-  StartWorkers(kShortAnswer, 1, 1);
-  prefills_[0]->LoseHandOffs(3);
-  for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(Chat().status, 504);
-    EXPECT_TRUE(decodes_[0]->WaitIdle());
-  }
-  const ClientResponse response = Chat();
-  EXPECT_EQ(ContentOf(response), kShortAnswer);
-  EXPECT_EQ(response.headers.at("x-lodestone-decode"), decodes_[0]->instance_id());
-}
-
-TEST_F(FailureTest, APromptThatOutlivesItsRequestIsNoFaultOfThePrefillWorker) {
-  RouterConfig config = Config();
-  config.request_timeout = milliseconds(300);
-  StartRouter(config);
-  StartWorkers(kShortAnswer, 2, 1);
-  const std::string preferred = Chat().headers.at("x-lodestone-prefill");
-  for (const auto& prefill : prefills_) prefill->SetRunPause(milliseconds(2'000));
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(Chat().status, 504);
-  for (const auto& prefill : prefills_) prefill->SetRunPause(milliseconds(0));
-  EXPECT_TRUE(decodes_[0]->WaitIdle());
-  const ClientResponse response = Chat();
-  EXPECT_EQ(ContentOf(response), kShortAnswer);
-  EXPECT_EQ(response.headers.at("x-lodestone-prefill"), preferred);
-}
-
 TEST_F(FailureTest, APrefillFailureDoesNotMoveTheRequestToAnotherDecodeWorker) {
   StartRouter();
   script_.output = Model().tokenizer->EncodeText(kAnswer);
-  script_.cache_capacity_bytes *= 2;
-  AddDecode();
-  script_.cache_capacity_bytes /= 2;
+  AddPreferredDecode();
   StartWorkers(kAnswer, 2, 1);
   for (const auto& prefill : prefills_) prefill->FailRuns(1, grpc::StatusCode::UNAVAILABLE);
   const ClientResponse response = Chat();
@@ -226,37 +186,6 @@ TEST_F(FailureTest, AWorkerThatLacksSomethingOrCancelsIsAFailedUpstream) {
     decodes_[0]->FailStreams(1, code);
     EXPECT_EQ(Chat().status, 502) << code;
   }
-}
-
-TEST_F(FailureTest, ADeadlineInTheQueueIs504) {
-  script_.cache_capacity_bytes = 1000 + 256 * 4;
-  RouterConfig config = Config();
-  config.request_timeout = milliseconds(500);
-  StartRouter(config);
-  StartWorkers(kAnswer);
-  const auto decode = v1::DecodeService::NewStub(
-      grpc::CreateChannel(decodes_[0]->address(), grpc::InsecureChannelCredentials()));
-  grpc::ClientContext context;
-  v1::ReserveRequest everything;
-  everything.set_max_new_tokens(900);
-  v1::ReserveReply reserved;
-  ASSERT_TRUE(decode->Reserve(&context, everything, &reserved).ok());
-  const ClientResponse late = Chat("\"max_tokens\":900");
-  EXPECT_EQ(late.status, 504);
-  EXPECT_EQ(ErrorCode(late), "deadline_exceeded");
-  EXPECT_THAT(late.body, HasSubstr("in the queue"));
-}
-
-TEST_F(FailureTest, ADeadlineWhileAReplayAwaitsAWorkerIs504) {
-  RouterConfig config = Config();
-  config.request_timeout = milliseconds(700);
-  config.replay_wait = milliseconds(5000);
-  StartRouter(config);
-  StartWorkers(kAnswer);
-  prefills_[0]->DieAtRun(1);
-  const auto started_at = std::chrono::steady_clock::now();
-  EXPECT_EQ(Chat().status, 504);
-  EXPECT_LT(std::chrono::steady_clock::now() - started_at, milliseconds(3000));
 }
 
 TEST_F(FailureTest, ALargeRequestAwaitsTheReturnOfTheLargeWorker) {

@@ -72,6 +72,13 @@ class RouterFixture : public testing::Test {
     for (const auto& prefill : prefills_) prefill->AddDecode(decodes_.back().get());
     return *decodes_.back();
   }
+  // With more room than others, so that requests go to it.
+  ScriptedDecode& AddPreferredDecode() {
+    script_.cache_capacity_bytes *= 2;
+    ScriptedDecode& decode = AddDecode();
+    script_.cache_capacity_bytes /= 2;
+    return decode;
+  }
 
   static bool Eventually(const std::function<bool()>& condition, double seconds = 10) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);

@@ -38,8 +38,6 @@ std::string BinariesOfTwoHosts() {
 
 }  // namespace
 
-void PrintTo(const Placement& placement, std::ostream* out) { *out << placement.name; }
-
 void OverNcclTest::SetUp() {
   for (const int gpu : {0, GetParam().other_gpu()}) {
     const auto device = DescribeDevice(DeviceId{gpu});

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <ostream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,22 +13,9 @@
 #include "tests/cluster/running_cluster.h"
 #include "tests/cluster/streams.h"
 #include "tests/testing/long_tests.h"
+#include "tests/testing/placement.h"
 
 namespace lodestone {
-
-// Where prefill and decode workers run such that their caches travel over NCCL: on two GPUs of one
-// host, or on one GPU as processes that NCCL takes for two hosts, since their NCCL_HOSTID differ.
-// It then uses its network.
-struct Placement {
-  const char* name;
-  bool two_hosts;
-  // The GPU of workers beside those of GPU 0.
-  int other_gpu() const { return two_hosts ? 0 : 1; }
-  std::string other_device() const { return "cuda:" + std::to_string(other_gpu()); }
-};
-inline constexpr Placement kTwoGpus = {"TwoGpus", false};
-inline constexpr Placement kTwoHostsOnOneGpu = {"TwoHostsOnOneGpu", true};
-void PrintTo(const Placement& placement, std::ostream* out);
 
 // Skips where the placement or NCCL is not to be had.
 class OverNcclTest : public testing::TestWithParam<Placement> {
