@@ -30,6 +30,7 @@ absl::Status RouterConfig::Validate() const {
   RETURN_IF_ERROR(CheckRange("max-attempts", max_attempts, 1, 100));
   RETURN_IF_ERROR(CheckRange("max-body", max_body.bytes, 1024, int64_t{1} << 30));
   RETURN_IF_ERROR(CheckRange("worker-timeout", worker_timeout.count(), 100, 3'600'000));
+  RETURN_IF_ERROR(CheckRange("worker-wait", worker_wait.count(), 0, 3'600'000));
   RETURN_IF_ERROR(CheckRange("handoff-timeout", handoff_timeout.count(), 10, 3'600'000));
   RETURN_IF_ERROR(CheckRange("sse-keepalive-every", sse_keepalive_every.count(), 10, 3'600'000));
   return absl::OkStatus();
@@ -46,6 +47,7 @@ FlowSettings RouterConfig::ToFlowSettings() const {
   FlowSettings settings;
   settings.max_attempts_without_progress = static_cast<int>(max_attempts);
   settings.replay_wait = replay_wait;
+  settings.worker_wait = worker_wait;
   settings.stall_timeout = stall_timeout;
   settings.handoff_timeout = handoff_timeout;
   return settings;

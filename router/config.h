@@ -37,6 +37,7 @@ struct RouterConfig {
 
   std::chrono::milliseconds worker_timeout{1'500};
   std::chrono::milliseconds replay_wait = FlowSettings{}.replay_wait;
+  std::chrono::milliseconds worker_wait = FlowSettings{}.worker_wait;
   std::chrono::milliseconds stall_timeout = FlowSettings{}.stall_timeout;
   std::chrono::milliseconds handoff_timeout = FlowSettings{}.handoff_timeout;
   int64_t max_attempts = FlowSettings{}.max_attempts_without_progress;
@@ -82,6 +83,9 @@ struct RouterConfig {
     visit(worker_timeout, "worker-timeout", "silence after which a worker counts as gone",
           "Workers");
     visit(replay_wait, "replay-wait", "wait for a worker to take over from one that died",
+          "Workers");
+    visit(worker_wait, "worker-wait",
+          "wait of new requests for a worker after the last of its role has left; then 503",
           "Workers");
     visit(stall_timeout, "stall-timeout", "silence of a stream after which it is run again",
           "Workers");

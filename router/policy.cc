@@ -106,6 +106,13 @@ NoPlacement TooLarge(const PlacementNeeds& needs, const WorkerList& workers) {
       absl::StrCat("no ready pair of workers can hold ", needs.total_tokens, " tokens"));
 }
 
+NoPlacement Missing(WorkerRole role, const WorkerList& workers) {
+  NoPlacement none =
+      Unserved(role, workers, absl::StrCat("no ", std::string(Name(role)), " worker is ready"));
+  none.missing = role;
+  return none;
+}
+
 NoPlacement Full(const PlacementNeeds& needs) {
   NoPlacement none;
   none.kind = NoPlacement::Kind::kNoCapacity;
@@ -122,9 +129,8 @@ NoPlacement Full(const PlacementNeeds& needs) {
 
 PlacementOr PlaceAmong(const PlacementNeeds& needs, const WorkerList& prefills,
                        const WorkerList& decodes, const WorkerList& workers) {
-  if (prefills.empty())
-    return Unserved(WorkerRole::kPrefill, workers, "no prefill worker is ready");
-  if (decodes.empty()) return Unserved(WorkerRole::kDecode, workers, "no decode worker is ready");
+  if (prefills.empty()) return Missing(WorkerRole::kPrefill, workers);
+  if (decodes.empty()) return Missing(WorkerRole::kDecode, workers);
   // Larger is better, element by element: link up, free decode bytes, fewest queued tokens.
   using Score = std::tuple<bool, int64_t, int64_t>;
   std::optional<Score> best;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <variant>
@@ -38,7 +39,8 @@ struct NoPlacement {
     kNoCapacity,  // it fits into a worker, but not now: wait
   };
   Kind kind = Kind::kNoWorkers;
-  ApiError error;
+  std::optional<WorkerRole> missing = {};  // no worker of this role is ready
+  ApiError error = {};
 };
 
 // The pair with the most free decode bytes that holds the worst case, and to it the prefill worker

@@ -216,14 +216,35 @@ ApiOr<TimePoint> RequestFlow::WaitForPlace(const Life& life, const NoPlacement& 
                       "queue");
   }
   if (none.kind != NoPlacement::Kind::kNoCapacity) {
+    if (!life.is_replay()) return WaitForWorker(life, none);
     // A worker that could hold what is replayed may come back; once it did.
-    if (!life.is_replay() || now >= life.replay_deadline) return none.error;
+    if (now >= life.replay_deadline) return none.error;
     return std::min(life.replay_deadline, life.request.deadline);
   }
   const TimePoint queue_deadline = life.ticket->queue_deadline();
   if (now < queue_deadline) return std::min(life.request.deadline, queue_deadline);
   ApiError error = none.error;
   error.retry_after = admission_->DrainEstimate();
+  return error;
+}
+
+// The same for a new request. A worker that left is, as a rule, being started again; a role that
+// never had one is not waited for. The time counts from the last one's leaving, so that requests
+// are refused at once, and do not fill the queue, where nobody starts it again.
+ApiOr<TimePoint> RequestFlow::WaitForWorker(const Life& life, const NoPlacement& none) const {
+  if (!none.missing.has_value()) return none.error;
+  const std::optional<TimePoint> left_at = registry_->LeftAt(*none.missing);
+  if (!left_at.has_value()) return none.error;
+  const TimePoint until = std::min(*left_at + settings_.worker_wait, life.ticket->queue_deadline());
+  const TimePoint now = RealClock()->Now();
+  if (now < until) return std::min(until, life.request.deadline);
+  const auto since = [now](TimePoint start) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(now - start).count();
+  };
+  ApiError error = none.error;
+  absl::StrAppend(&error.message, ": the last one left ", since(*left_at),
+                  " ms ago, new requests wait ", settings_.worker_wait.count(),
+                  " ms for another; this one waited ", since(life.request.received_at), " ms");
   return error;
 }
 

@@ -40,6 +40,7 @@ struct FlowSettings {
   // is shared among them, down to a quarter of an attempt each.
   int max_attempts_without_progress = 4;
   std::chrono::milliseconds replay_wait{8'000};     // for a worker to take over
+  std::chrono::milliseconds worker_wait{8'000};     // the same before the first attempt
   std::chrono::milliseconds stall_timeout{60'000};    // without a token
   std::chrono::milliseconds handoff_timeout{15'000};  // from prefill's answer to the second token
   std::chrono::milliseconds reserve_timeout{2'000};
@@ -71,6 +72,7 @@ class RequestFlow {
   Task<void> NoteLostAttempt(Life& life, absl::Status status);
   Task<std::optional<ApiError>> PlaceAndReserve(Life& life);
   ApiOr<TimePoint> WaitForPlace(const Life& life, const NoPlacement& none) const;
+  ApiOr<TimePoint> WaitForWorker(const Life& life, const NoPlacement& none) const;
   Task<absl::Status> RunAttempt(Life& life);
   Task<absl::StatusOr<RunResult>> Prefill(Life& life, LeaseTokens& tokens);
   void BeginForks(Life& lead, RunResult& run, std::vector<std::unique_ptr<LeaseTokens>> tokens);

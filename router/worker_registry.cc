@@ -155,10 +155,23 @@ bool WorkerRegistry::Report(const std::string& instance_id, WorkerLoad load,
     LOG(INFO) << Field("worker", instance_id) << Name(worker->hello.role) << " worker is "
               << Name(load.state) << (load.state_reason.empty() ? "" : ": ") << load.state_reason;
   }
+  if (load.state != WorkerState::kReady) NoteLeft(*worker);
   worker->load = std::move(load);
   worker->last_report = reported_at;
   NotifyChanged();
   return true;
+}
+
+// REQUIRES: it leaves now, or is about to get another state.
+void WorkerRegistry::NoteLeft(const Worker& worker) {
+  if (worker.load.state != WorkerState::kReady) return;
+  left_at_[worker.hello.role] = RealClock()->Now();
+}
+
+std::optional<TimePoint> WorkerRegistry::LeftAt(WorkerRole role) const {
+  const auto found = left_at_.find(role);
+  if (found == left_at_.end()) return std::nullopt;
+  return found->second;
 }
 
 void WorkerRegistry::Replace(const std::string& instance_id) {
@@ -185,6 +198,7 @@ void WorkerRegistry::TakeOut(const std::string& instance_id, const std::string& 
   if (found == workers_.end()) return;
   const std::shared_ptr<Worker> worker = *found;
   workers_.erase(found);
+  NoteLeft(*worker);
   worker->gone.Cancel(
       absl::UnavailableError(absl::StrCat(std::string(Name(worker->hello.role)), " worker at ",
                                           worker->hello.address, " left: ", why)));

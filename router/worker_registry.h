@@ -124,6 +124,8 @@ class WorkerRegistry {
   // In order of arrival.
   const std::vector<std::shared_ptr<Worker>>& workers() const { return workers_; }
   std::shared_ptr<Worker> Find(const std::string& instance_id) const;
+  // When a worker of the role was last ready and then left, or ceased to be ready; nullopt: never.
+  std::optional<TimePoint> LeftAt(WorkerRole role) const;
   // Those that were told no lately.
   std::vector<RefusedWorker> Refused() const;
   // Called when a worker comes, goes or reports.
@@ -139,10 +141,12 @@ class WorkerRegistry {
   absl::Status Refuse(const WorkerHello& hello, const std::vector<std::string>& differences);
   std::string ModelIdHere() const;  // of the workers that serve; empty if none does
   void NotifyChanged() const;
+  void NoteLeft(const Worker& worker);
 
   const RegistryRules rules_;
   const Connect connect_;
   std::vector<std::shared_ptr<Worker>> workers_;
+  std::map<WorkerRole, TimePoint> left_at_;
   std::map<std::string, RefusedWorker> refused_;  // by instance id
   std::vector<std::function<void()>> on_changed_;
   Event stop_;

@@ -104,6 +104,19 @@ TEST(PolicyTest, AvoidsAWorkerUnlessTheOthersAreFull) {
             NoPlacement::Kind::kNoCapacity);
 }
 
+TEST(PolicyTest, SaysOfWhichRoleNoWorkerIsReady) {
+  WorkerList workers = {MakeWorker(WorkerRole::kDecode, "d", 900)};
+  EXPECT_EQ(std::get<NoPlacement>(Place(kSmall, workers, TimePoint())).missing,
+            WorkerRole::kPrefill);
+  workers.push_back(MakeWorker(WorkerRole::kPrefill, "p", 0));
+  workers[0]->load.state = WorkerState::kDraining;
+  EXPECT_EQ(std::get<NoPlacement>(Place(kSmall, workers, TimePoint())).missing,
+            WorkerRole::kDecode);
+  workers[0]->load.state = WorkerState::kReady;
+  workers[0]->hello.layout_fingerprint = 7;  // there are both, which do not meet
+  EXPECT_EQ(std::get<NoPlacement>(Place(kSmall, workers, TimePoint())).missing, std::nullopt);
+}
+
 TEST(PolicyTest, NeverPairsDifferentLayouts) {
   const WorkerList workers = {MakeWorker(WorkerRole::kPrefill, "p", 0),
                               MakeWorker(WorkerRole::kDecode, "d", 200)};

@@ -39,6 +39,7 @@ class RouterFixture : public testing::Test {
     config.grpc_port = 0;
     config.metrics_port = 0;
     config.replay_wait = std::chrono::milliseconds(1500);
+    config.worker_wait = std::chrono::milliseconds(200);
     return config;
   }
 
