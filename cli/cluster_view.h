@@ -18,9 +18,9 @@ namespace lodestone {
 struct WorkerView {
   std::string role;  // "prefill", "decode"
   std::string instance_id;
-  std::string address;  // empty while it loads
-  std::string state;    // "ready", "draining", ...
-  std::string reason;   // of a state other than ready
+  std::string address = {};                       // empty while it loads
+  std::string state;                              // "ready", "draining", ...
+  std::string reason = {};                        // of a state other than ready
   std::optional<v1::GetStatusReply> status = {};  // none: it does not answer, or was not asked
 };
 

@@ -16,7 +16,8 @@ namespace json = boost::json;
 
 constexpr std::string_view kName = "lodestone status";
 constexpr std::string_view kDescription =
-    "Shows a router and its workers: state, memory, pages, running and waiting requests.\n"
+    "Shows a router and its workers: state, memory, pages, running and waiting requests; and, for\n"
+    "each prefill and decode worker, what caches travel over and why not over a better transport.\n"
     "  lodestone status --url http://127.0.0.1:8080\n"
     "Exit code 0 if the cluster is ready, 1 if it is not or does not answer.";
 constexpr size_t kShownId = 8;  // digits of an instance id
@@ -108,6 +109,37 @@ json::object WorkerJson(const WorkerView& worker) {
   return object;
 }
 
+// Calls `visit` with every prefill and decode worker that serve, and what the former says of its
+// link to the latter: null if nothing, as before the first request and long after the last one.
+template <typename Visit>
+void ForEachPair(const ClusterView& view, Visit visit) {
+  for (const WorkerView& prefill : view.workers) {
+    if (prefill.role != "prefill" || !prefill.status) continue;
+    for (const WorkerView& decode : view.workers) {
+      if (decode.role != "decode" || decode.address.empty()) continue;
+      const auto& links = prefill.status->links();
+      const auto found =
+          std::ranges::find(links, decode.instance_id, &v1::LinkStatus::decode_instance_id);
+      visit(prefill, decode, found == links.end() ? nullptr : &*found);
+    }
+  }
+}
+
+Row LinkRow(const WorkerView& prefill, const WorkerView& decode, const v1::LinkStatus* link) {
+  if (link == nullptr) return {prefill.address, decode.address, "none", "-", ""};
+  return {prefill.address, decode.address, link->up() ? "up" : "closed",
+          link->transport().empty() ? "-" : link->transport(), link->reason()};
+}
+
+json::object LinkJson(const WorkerView& prefill, const WorkerView& decode,
+                      const v1::LinkStatus* link) {
+  json::object object{{"prefill", prefill.instance_id}, {"decode", decode.instance_id}};
+  object["up"] = link != nullptr && link->up();
+  object["transport"] = link != nullptr ? link->transport() : "";
+  object["reason"] = link != nullptr ? link->reason() : "";
+  return object;
+}
+
 int Status(const StatusConfig& config) {
   absl::StatusOr<HttpUrl> url = ParseHttpUrl(config.url);
   if (!url.ok()) return PrintUsageError(kName, url.status());
@@ -131,6 +163,9 @@ std::string StatusTable(const std::string& url, const ClusterView& view) {
                             "running", "queued", "last step", ""}};
   for (const WorkerView& worker : view.workers) rows.push_back(WorkerRow(worker));
   text += rows.size() > 1 ? Align(rows) : "no workers\n";
+  std::vector<Row> links = {{"prefill", "decode", "link", "transport", ""}};
+  ForEachPair(view, [&](const auto&... pair) { links.push_back(LinkRow(pair...)); });
+  if (links.size() > 1) text += Align(links);
   for (const RefusedView& refused : view.refused) {
     text += "refused: " + refused.role + " " + refused.address + ": " + refused.reason + "\n";
   }
@@ -138,9 +173,10 @@ std::string StatusTable(const std::string& url, const ClusterView& view) {
 }
 
 std::string StatusJson(const std::string& url, const ClusterView& view) {
-  json::array reasons, workers, refused;
+  json::array reasons, workers, links, refused;
   for (const std::string& reason : view.reasons) reasons.emplace_back(reason);
   for (const WorkerView& worker : view.workers) workers.push_back(WorkerJson(worker));
+  ForEachPair(view, [&](const auto&... pair) { links.push_back(LinkJson(pair...)); });
   for (const RefusedView& worker : view.refused) {
     refused.push_back(json::object{{"role", worker.role},
                                    {"address", worker.address},
@@ -154,6 +190,7 @@ std::string StatusJson(const std::string& url, const ClusterView& view) {
                                       {"queued", view.queued},
                                       {"open_streams", view.streams},
                                       {"workers", std::move(workers)},
+                                      {"links", std::move(links)},
                                       {"refused", std::move(refused)}}) +
          "\n";
 }

@@ -8,7 +8,7 @@
 
 namespace lodestone {
 
-// `lodestone status`: a router and its workers in one table.
+// `lodestone status`: a router, its workers and the links between them.
 struct StatusConfig {
   std::string url = "http://127.0.0.1:8080";
   bool json = false;

@@ -17,7 +17,7 @@ struct DecodeProcess::Parts {
   std::shared_ptr<Waker> waker = std::make_shared<Waker>();
   std::unique_ptr<WorkerHost> host;
   std::unique_ptr<GrpcLinkService> links;
-  std::vector<std::unique_ptr<DataListener>> data;
+  Transports<DataListener> data;
   std::unique_ptr<Receiver> receiver;
   std::unique_ptr<DecodeWorker> worker;
   std::unique_ptr<DecodeService> service;
@@ -57,6 +57,7 @@ absl::StatusOr<std::unique_ptr<DecodeProcess>> DecodeProcess::Start(const Decode
                                  .clock = RealClock(),
                                  .control = parts->links.get(),
                                  .data = Raw(parts->data),
+                                 .left_out = parts->data.left_out,
                                  .metrics = &host.metrics(),
                                  .num_slots = static_cast<int>(config.worker.staging_slots),
                                  .slot_bytes = config.worker.staging_slot.bytes,
@@ -87,7 +88,7 @@ std::string DecodeProcess::ListeningLine() const {
          " metrics=" + std::to_string(parts_->host->metrics_port());
 }
 
-int DecodeProcess::data_port() const { return parts_->data.back()->port(); }
+int DecodeProcess::data_port() const { return parts_->data.all.back()->port(); }
 
 WorkerHost& DecodeProcess::host() { return *parts_->host; }
 

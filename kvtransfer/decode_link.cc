@@ -34,6 +34,18 @@ std::optional<size_t> ChooseTransport(std::span<DataListener* const> listeners,
   return std::nullopt;
 }
 
+// Why the link does not run over the first transport offered; empty: it does.
+std::string Fallback(const DecodeTerms& terms, std::span<DataListener* const> listeners,
+                     const TransportOffer& first, const DataListener& chosen) {
+  if (chosen.name() == first.name) return "";
+  for (const DataListener* listener : listeners) {
+    if (listener->name() != first.name) continue;
+    return absl::StrCat(first.name, ": both workers are on one device, ", first.place);
+  }
+  return absl::StrCat("decode worker has no ",
+                      terms.left_out.empty() ? first.name : terms.left_out);
+}
+
 }  // namespace
 
 absl::StatusOr<size_t> CheckLinkOpen(const DecodeTerms& terms,
@@ -117,13 +129,15 @@ void DecodeLink::HandleOpen(const LinkOpen& open) {
   state_ = State::kAccepted;
   if (listener.takes_early_bytes()) early_slots_ = terms_.spare_early_slots(transport_);
   ToPrefill reply;
-  reply.accept = LinkAccept{.decode_instance = terms_.instance,
-                            .data_port = listener.port(),
-                            .session_key = *std::move(key),
-                            .slot_bytes = std::min(terms_.slot_bytes, open.max_slot_bytes),
-                            .slots = terms_.slots_per_link,
-                            .transport = std::string(listener.name()),
-                            .early_slots = early_slots_};
+  reply.accept =
+      LinkAccept{.decode_instance = terms_.instance,
+                 .data_port = listener.port(),
+                 .session_key = *std::move(key),
+                 .slot_bytes = std::min(terms_.slot_bytes, open.max_slot_bytes),
+                 .slots = terms_.slots_per_link,
+                 .transport = std::string(listener.name()),
+                 .early_slots = early_slots_,
+                 .fallback = Fallback(terms_, listeners_, open.transports.front(), listener)};
   control_->Send(std::move(reply));
 }
 

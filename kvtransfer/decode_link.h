@@ -27,6 +27,7 @@ struct DecodeTerms {
   LayoutDescriptor layout;
   int64_t slot_bytes = 0;
   int32_t slots_per_link = 0;
+  std::string left_out = {};  // ReceiverOptions::left_out
   // How many slots can be kept free for the early offers of one more link over that listener.
   std::function<int32_t(size_t transport)> spare_early_slots = {};
 };

@@ -38,6 +38,15 @@ struct LinkTimes {
   }
 };
 
+// The link of a prefill worker to one decode worker, for operators.
+struct LinkStatus {
+  std::string decode_instance = {};
+  bool up = false;
+  std::string transport = {};  // that it runs over, or ran over last; empty: it has not come up
+  std::string reason = {};     // why not over a better one or, of a link that failed, why
+  friend bool operator==(const LinkStatus&, const LinkStatus&) = default;
+};
+
 // When a failed link may be dialled again: 0.5 s, doubling to 1 s, or to 30 s if decode refuses it,
 // each less up to a quarter of jitter so that workers that failed together do not return together.
 class Backoff {

@@ -38,6 +38,7 @@ struct LinkAccept {
   int32_t slots = 0;        // offers that may be outstanding
   std::string transport;    // the name of the one that the link runs over
   int32_t early_slots = 0;  // kept free for early offers: so many may be unanswered
+  std::string fallback = {};  // why not over the first one offered; empty: it is that one
 };
 
 enum class OfferVerdict : uint8_t {

@@ -69,6 +69,8 @@ class PrefillLink {
   int64_t slot_bytes() const { return accept_.slot_bytes; }  // REQUIRES: up()
   // Which of the dialers decode chose; nullopt if it has not answered yet.
   std::optional<size_t> transport() const { return transport_; }
+  // Why decode did not choose the first one offered; empty if it did.
+  const std::string& fallback() const { return accept_.fallback; }
   // Dead, and the transport may be why: it failed, or did not come up.
   bool transport_failed() const { return transport_failed_; }
   int max_outstanding() const { return accept_.slots; }

@@ -244,6 +244,7 @@ v1::LinkReply ToProto(const ToPrefill& message) {
     accept->set_slots(message.accept->slots);
     accept->set_transport(message.accept->transport);
     accept->set_early_slots(message.accept->early_slots);
+    accept->set_fallback(message.accept->fallback);
   }
   if (!message.refuse.ok()) *proto.mutable_refuse() = ToProto(message.refuse);
   for (const OfferReply& reply : message.offers) {
@@ -274,7 +275,8 @@ absl::StatusOr<ToPrefill> FromProto(const v1::LinkReply& proto) {
                                 .slot_bytes = proto.accept().slot_bytes(),
                                 .slots = proto.accept().slots(),
                                 .transport = proto.accept().transport(),
-                                .early_slots = proto.accept().early_slots()};
+                                .early_slots = proto.accept().early_slots(),
+                                .fallback = proto.accept().fallback()};
   }
   message.refuse = FromProto(proto.refuse());
   for (const v1::OfferResult& entry : proto.offers()) {

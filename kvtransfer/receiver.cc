@@ -47,6 +47,7 @@ SlotReceiver::SlotReceiver(ReceiverOptions options, std::vector<StagingSlots> sl
              .layout = options_.layout,
              .slot_bytes = options_.slot_bytes,
              .slots_per_link = std::max(1, options_.num_slots / 2),
+             .left_out = options_.left_out,
              .spare_early_slots = [this](size_t transport) { return SpareEarlySlots(transport); }},
       metrics_(options_.metrics),
       slots_(std::move(slots)),

@@ -72,6 +72,7 @@ struct ReceiverOptions {
   Clock* clock = nullptr;
   ControlAcceptor* control = nullptr;
   std::vector<DataListener*> data = {};  // each has slots of its own
+  std::string left_out = {};  // a better one that this worker has not, and why: "nccl: no GPU"
   Metrics* metrics = nullptr;
   int num_slots = 4;  // receive slots per transport; one link is granted at most half of them
   int64_t slot_bytes = int64_t{4} << 20;

@@ -138,6 +138,10 @@ void SlotSender::DialIfWanted(const InstanceId& decode, Peer& peer) {
                 .layout = options_.layout,
                 .transports = Offerable(peer),
                 .max_slot_bytes = options_.slot_bytes};
+  const std::string best(options_.data.front()->name());
+  peer.fallback = open.transports.front().name == best
+                      ? ""
+                      : absl::StrCat(best, " failed: ", peer.avoided.front().why);
   ++peer.epoch;
   PrefillLink::Identity identity{.prefill = options_.instance.ToString(),
                                  .decode = decode.ToString(),
@@ -154,18 +158,28 @@ std::vector<TransportOffer> SlotSender::Offerable(const Peer& peer) const {
   std::vector<TransportOffer> sound;
   for (size_t i = 0; i < options_.data.size(); ++i) {
     all.push_back({std::string(options_.data[i]->name()), options_.data[i]->place()});
-    if (i >= peer.avoid_until.size() || now >= peer.avoid_until[i]) sound.push_back(all.back());
+    if (i >= peer.avoided.size() || now >= peer.avoided[i].until) sound.push_back(all.back());
   }
   return sound.empty() ? all : sound;
+}
+
+// REQUIRES: its link is up. Empty: it runs over the best transport there is.
+std::string SlotSender::WhyNotTheBest(const Peer& peer) const {
+  if (!options_.left_out.empty()) {
+    return absl::StrCat("prefill worker has no ", options_.left_out);
+  }
+  return peer.fallback.empty() ? peer.link->fallback() : peer.fallback;
 }
 
 void SlotSender::TakeEvent(const InstanceId& decode, Peer& peer, const PrefillLinkEvent& event) {
   using Kind = PrefillLinkEvent::Kind;
   switch (event.kind) {
     case Kind::kUp:
-      LOG(INFO) << Field("decode_instance", decode) << "link is up over "
-                << options_.data[*peer.link->transport()]->name();
-      metrics_.SetLinkUp(peer.link->pair(), options_.data[*peer.link->transport()]->name());
+      peer.transport = std::string(options_.data[*peer.link->transport()]->name());
+      peer.reason = WhyNotTheBest(peer);
+      LOG(INFO) << Field("decode_instance", decode) << "link is up over " << peer.transport
+                << (peer.reason.empty() ? "" : ": ") << peer.reason;
+      metrics_.SetLinkUp(peer.link->pair(), peer.transport);
       peer.next_naming = TimePoint::min();
       return;
     case Kind::kBound:
@@ -199,7 +213,8 @@ void SlotSender::BuryLink(const InstanceId& decode, Peer& peer) {
   if (was_idle) {
     LOG(INFO) << Field("decode_instance", decode) << "link is closed: " << why.ToString();
   } else {
-    LOG(WARNING) << Field("decode_instance", decode) << "link is down: " << why.ToString();
+    peer.reason = why.ToString();
+    LOG(WARNING) << Field("decode_instance", decode) << "link is down: " << peer.reason;
   }
   const bool other_transport = !was_idle && AvoidTransportOf(peer);
   if (was_idle || other_transport || (up_since != TimePoint{} && now - up_since >= kSettled)) {
@@ -245,10 +260,11 @@ void SlotSender::ReapClosedLinks() {
 bool SlotSender::AvoidTransportOf(Peer& peer) {
   if (!peer.link->transport_failed()) return false;
   const TimePoint now = options_.clock->Now();
-  peer.avoid_until.resize(options_.data.size());
-  peer.avoid_until[*peer.link->transport()] = now + kAvoidTransport;
-  return std::any_of(peer.avoid_until.begin(), peer.avoid_until.end(),
-                     [now](TimePoint until) { return now >= until; });
+  peer.avoided.resize(options_.data.size());
+  peer.avoided[*peer.link->transport()] = {.until = now + kAvoidTransport,
+                                           .why = peer.link->status().ToString()};
+  return std::any_of(peer.avoided.begin(), peer.avoided.end(),
+                     [now](const Peer::Avoided& avoided) { return now >= avoided.until; });
 }
 
 void SlotSender::ForgetOldPeers() {
@@ -293,10 +309,21 @@ bool SlotSender::IsBound(LeaseId lease) const {
   return it == leases_.end() || it->second.bound;
 }
 
-std::vector<std::string> SlotSender::LinkedInstances() const {
-  std::vector<std::string> linked;
+std::vector<LinkStatus> SlotSender::Links() const {
+  std::vector<LinkStatus> links;
   for (const auto& [decode, peer] : peers_) {
-    if (peer.link != nullptr && peer.link->up()) linked.push_back(decode.ToString());
+    links.push_back({.decode_instance = decode.ToString(),
+                     .up = peer.link != nullptr && peer.link->up(),
+                     .transport = peer.transport,
+                     .reason = peer.reason});
+  }
+  return links;
+}
+
+std::vector<std::string> Sender::LinkedInstances() const {
+  std::vector<std::string> linked;
+  for (const LinkStatus& link : Links()) {
+    if (link.up) linked.push_back(link.decode_instance);
   }
   return linked;
 }

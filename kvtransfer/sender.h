@@ -60,8 +60,10 @@ class Sender {
   // Whether decode answers for the lease: it tells the router if the hand-off fails, even if this
   // worker dies now. True for one that has been adopted or has its outcome.
   virtual bool IsBound(LeaseId lease) const = 0;
+  // To each decode worker that there was a request for in the last 10 minutes.
+  virtual std::vector<LinkStatus> Links() const = 0;
   // Instances whose link is up.
-  virtual std::vector<std::string> LinkedInstances() const = 0;
+  std::vector<std::string> LinkedInstances() const;
   // The device is at work for it, or a link over the device has just had news: pump again without
   // sleep.
   virtual bool MovesRows() const { return false; }
@@ -78,6 +80,7 @@ struct SenderOptions {
   Clock* clock = nullptr;
   ControlDialer* control = nullptr;
   std::vector<DataDialer*> data = {};  // the best first; each has slots of its own
+  std::string left_out = {};  // a better one that this worker has not, and why: "nccl: no GPU"
   Metrics* metrics = nullptr;
   int num_slots = 4;  // staging per transport; one link may hold at most half of it
   int64_t slot_bytes = int64_t{4} << 20;

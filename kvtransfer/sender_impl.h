@@ -32,7 +32,7 @@ class SlotSender final : public Sender {
   std::vector<HandoffOutcome> Pump() override;
   int64_t BytesOffered(LeaseId lease) const override;
   bool IsBound(LeaseId lease) const override;
-  std::vector<std::string> LinkedInstances() const override;
+  std::vector<LinkStatus> Links() const override;
   bool MovesRows() const override;
   absl::Status health() const override;
 
@@ -48,8 +48,15 @@ class SlotSender final : public Sender {
     TimePoint next_naming{};
     TimePoint last_used{};  // when a lease began or ended
     uint64_t epoch = 0;     // of the link; the number of links so far
-    // By transport: not offered before this time, since a link over it has failed.
-    std::vector<TimePoint> avoid_until = {};
+    // By transport: not offered before `until`, since a link over it has failed.
+    struct Avoided {
+      TimePoint until{};
+      std::string why = {};
+    };
+    std::vector<Avoided> avoided = {};
+    std::string fallback = {};   // why the link was not offered the best transport, if it was not
+    std::string transport = {};  // as in LinkStatus
+    std::string reason = {};     // the same
   };
   // Rows that become complete together, in canonical order.
   struct Section {
@@ -109,6 +116,7 @@ class SlotSender final : public Sender {
   bool NobodyElseIsAwaited(const InstanceId& decode) const;
   int NumPacking(const InstanceId& decode, uint64_t epoch) const;
   std::vector<TransportOffer> Offerable(const Peer& peer) const;
+  std::string WhyNotTheBest(const Peer& peer) const;
   bool AvoidTransportOf(Peer& peer);
   void HandOff(LeaseId lease, Outgoing& outgoing, PrefillLink& link);
 

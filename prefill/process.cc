@@ -18,7 +18,7 @@ struct PrefillProcess::Parts {
   std::shared_ptr<Waker> waker = std::make_shared<Waker>();
   std::unique_ptr<WorkerHost> host;
   std::unique_ptr<ControlDialer> control;
-  std::vector<std::unique_ptr<DataDialer>> data;
+  Transports<DataDialer> data;
   std::unique_ptr<Sender> sender;
   std::unique_ptr<PrefillWorker> worker;
   std::unique_ptr<PrefillService> service;
@@ -49,6 +49,7 @@ absl::StatusOr<std::unique_ptr<PrefillProcess>> PrefillProcess::Start(const Pref
                                .clock = RealClock(),
                                .control = parts->control.get(),
                                .data = Raw(parts->data),
+                               .left_out = parts->data.left_out,
                                .metrics = &host.metrics(),
                                .num_slots = static_cast<int>(config.worker.staging_slots),
                                .slot_bytes = config.worker.staging_slot.bytes,

@@ -330,8 +330,7 @@ void PrefillWorker::Publish(LoopState state, std::string reason) {
               .running_requests = scheduler_.num_running(),
               .inflight_handoffs = std::ssize(handing_off_),
               .num_steps = num_steps_,
-              .linked_instances = sender_.LinkedInstances(),
-              .refused_links = {}});
+              .links = sender_.Links()});
 }
 
 }  // namespace lodestone

@@ -44,6 +44,13 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   reply->set_num_steps(status.num_steps);
   const auto since = board_.SinceLastStep();
   reply->set_seconds_since_step(since ? std::chrono::duration<double>(*since).count() : -1);
+  for (const LinkStatus& link : status.links) {
+    v1::LinkStatus* out = reply->add_links();
+    out->set_decode_instance_id(link.decode_instance);
+    out->set_up(link.up);
+    out->set_transport(link.transport);
+    out->set_reason(link.reason);
+  }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(grpc::Status::OK);
   return reactor;

@@ -87,6 +87,9 @@ v1::WorkerLoad MakeLoad(const WorkerStatus& status, const MemorySnapshot& memory
   load.set_free_sequences(static_cast<int32_t>(memory.free_slots));
   load.mutable_linked_instance_ids()->Add(status.linked_instances.begin(),
                                           status.linked_instances.end());
+  for (const LinkStatus& link : status.links) {
+    if (link.up) load.add_linked_instance_ids(link.decode_instance);
+  }
   load.mutable_refused_links()->Add(status.refused_links.begin(), status.refused_links.end());
   return load;
 }

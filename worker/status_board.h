@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "kvtransfer/link.h"
 #include "runtime/device.h"
 
 namespace lodestone {
@@ -31,7 +32,8 @@ struct WorkerStatus {
   int64_t inflight_handoffs = 0;  // prefill: computed, not yet adopted
   int64_t live_leases = 0;
   int64_t num_steps = 0;  // of the engine, since the start
-  std::vector<std::string> linked_instances = {};
+  std::vector<LinkStatus> links = {};              // prefill: to decode workers
+  std::vector<std::string> linked_instances = {};  // decode: prefill workers whose link is up
   std::vector<std::string> refused_links = {};
 };
 

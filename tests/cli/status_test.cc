@@ -57,6 +57,47 @@ TEST(StatusTest, JsonHasTheSame) {
   }
 }
 
+// A prefill worker and two decode workers, of which it has a link to the first.
+ClusterView LinkedView(const v1::LinkStatus& link) {
+  ClusterView view;
+  view.workers = {{.role = "prefill", .instance_id = "p0", .address = "a:1", .state = "ready"},
+                  {.role = "decode", .instance_id = "d0", .address = "b:2", .state = "ready"},
+                  {.role = "decode", .instance_id = "d1", .address = "c:3", .state = "ready"},
+                  {.role = "decode", .instance_id = "d2", .state = "loading"}};
+  view.workers[0].status.emplace();
+  *view.workers[0].status->add_links() = link;
+  view.workers[0].status->mutable_links(0)->set_decode_instance_id("d0");
+  return view;
+}
+
+TEST(StatusTest, EveryPairHasItsTransportAndWhyItIsNotABetterOne) {
+  v1::LinkStatus link;
+  link.set_up(true);
+  link.set_transport("tcp");
+  link.set_reason("decode worker has no nccl: --device is cpu");
+  const ClusterView view = LinkedView(link);
+  EXPECT_THAT(StatusTable("u", view),
+              HasSubstr("prefill  decode  link  transport\n"
+                        "a:1      b:2     up    tcp        decode worker has no nccl: "
+                        "--device is cpu\n"
+                        "a:1      c:3     none  -\n"));
+  EXPECT_THAT(
+      StatusJson("u", view),
+      HasSubstr(R"("links":[{"prefill":"p0","decode":"d0","up":true,"transport":"tcp",)"
+                R"("reason":"decode worker has no nccl: --device is cpu"},)"
+                R"({"prefill":"p0","decode":"d1","up":false,"transport":"","reason":""}])"));
+}
+
+TEST(StatusTest, ALinkThatIsNotUpSaysWhy) {
+  v1::LinkStatus link;
+  link.set_reason("FAILED_PRECONDITION: refused: index_k: bf16 here, fp8 there");
+  EXPECT_THAT(StatusTable("u", LinkedView(link)),
+              HasSubstr("a:1      b:2     closed  -          FAILED_PRECONDITION: refused"));
+  link.set_transport("nccl");
+  link.set_reason("");  // it was idle
+  EXPECT_THAT(StatusTable("u", LinkedView(link)), HasSubstr("b:2     closed  nccl\n"));
+}
+
 TEST(StatusTest, PrefillWorkersComeFirstThenAddressesInOrder) {
   const auto worker = [](const std::string& role, const std::string& address) {
     return R"({"role":")" + role + R"(","instance_id":"1","address":")" + address +

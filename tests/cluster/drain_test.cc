@@ -222,9 +222,12 @@ TEST(DrainTest, StatusShowsTheRouterAndItsWorkers) {
   EXPECT_THAT(table.output, HasSubstr((*cluster)->Find("prefill-0").grpc_address));
   EXPECT_THAT(table.output, HasSubstr((*cluster)->Find("decode-0").grpc_address));
   EXPECT_THAT(table.output, HasSubstr(" s ago"));
+  EXPECT_THAT(table.output,
+              HasSubstr("up    tcp        prefill worker has no nccl: --device is cpu"));
   const Ran json = RunTool({"status", "--json", "--url", (*cluster)->url()});
   EXPECT_THAT(json.output, HasSubstr("\"ready\":true"));
   EXPECT_THAT(json.output, HasSubstr("\"answers\":true"));
+  EXPECT_THAT(json.output, HasSubstr("\"up\":true,\"transport\":\"tcp\""));
 }
 
 }  // namespace

@@ -96,7 +96,8 @@ TEST(ProtoConvertTest, ReplyComesBackAsItWent) {
                               .slot_bytes = 10,
                               .slots = 2,
                               .transport = "nccl",
-                              .early_slots = 3};
+                              .early_slots = 3,
+                              .fallback = "why"};
   message.offers = {{1, OfferVerdict::kReady, ""},
                     {2, OfferVerdict::kSkip, "gone"},
                     {3, OfferVerdict::kCommitted, ""},
@@ -109,6 +110,7 @@ TEST(ProtoConvertTest, ReplyComesBackAsItWent) {
   EXPECT_EQ(back->accept->session_key, message.accept->session_key);
   EXPECT_EQ(back->accept->transport, "nccl");
   EXPECT_EQ(back->accept->early_slots, 3);
+  EXPECT_EQ(back->accept->fallback, "why");
   EXPECT_EQ(back->offers[3].verdict, OfferVerdict::kCorrupt);
   EXPECT_EQ(back->handoffs[1].status, message.handoffs[1].status);
   EXPECT_TRUE(MessageDifferencer::Equals(ToProto(*back), ToProto(message)));

@@ -38,6 +38,7 @@ class SilentReader final : public SlotReader {
 class BrokenDialer final : public DataDialer {
  public:
   std::string_view name() const override { return "broken"; }
+  std::string place() const override { return own_place; }
   absl::Status health() const override { return health_status; }
   std::unique_ptr<SlotWriter> Connect(const std::string&, int, const std::string&) override {
     ++num_connects;
@@ -45,14 +46,19 @@ class BrokenDialer final : public DataDialer {
   }
   int num_connects = 0;
   absl::Status health_status;
+  std::string own_place;
 };
 class BrokenListener final : public DataListener {
  public:
   std::string_view name() const override { return "broken"; }
   int port() const override { return 1; }
+  bool Reaches(const TransportOffer& offer) const override {
+    return offer.name == name() && (own_place.empty() || offer.place != own_place);
+  }
   std::unique_ptr<SlotReader> Open(const std::string&) override {
     return std::make_unique<SilentReader>();
   }
+  std::string own_place;
 };
 
 class TransportChoiceTest : public testing::Test {
@@ -62,7 +68,8 @@ class TransportChoiceTest : public testing::Test {
     pair_.receiver = MakeReceiverOver(
         {&broken_listener_, pair_.network.listener(WorkerPair::kAddress)});
   }
-  std::unique_ptr<SlotSender> MakeSenderOver(std::vector<DataDialer*> dialers) {
+  std::unique_ptr<SlotSender> MakeSenderOver(std::vector<DataDialer*> dialers,
+                                             const std::string& left_out = "") {
     return SlotSender::Create({.instance = InstanceId::Random(),
                                .layout = TinyLayout(pair_.options.shape),
                                .ops = pair_.ops.get(),
@@ -70,11 +77,13 @@ class TransportChoiceTest : public testing::Test {
                                .clock = &pair_.clock,
                                .control = pair_.network.dialer(),
                                .data = std::move(dialers),
+                               .left_out = left_out,
                                .metrics = &pair_.prefill_metrics,
                                .slot_bytes = 8192})
         .value();
   }
-  std::unique_ptr<SlotReceiver> MakeReceiverOver(std::vector<DataListener*> listeners) {
+  std::unique_ptr<SlotReceiver> MakeReceiverOver(std::vector<DataListener*> listeners,
+                                                 const std::string& left_out = "") {
     return SlotReceiver::Create({.instance = pair_.decode_instance,
                                  .layout = TinyLayout(pair_.options.shape),
                                  .shape = pair_.options.shape,
@@ -83,6 +92,7 @@ class TransportChoiceTest : public testing::Test {
                                  .clock = &pair_.clock,
                                  .control = pair_.network.acceptor(WorkerPair::kAddress),
                                  .data = std::move(listeners),
+                                 .left_out = left_out,
                                  .slot_bytes = 8192})
         .value();
   }
@@ -107,6 +117,55 @@ TEST_F(TransportChoiceTest, ARequestSurvivesATransportThatDoesNotComeUp) {
   EXPECT_LT(pair_.clock.Now() - start, seconds(1));
   const std::string metrics = pair_.prefill_metrics.RenderText();
   EXPECT_NE(metrics.find("transport=\"loopback\"} 1"), std::string::npos) << metrics;
+}
+
+// Of the one link of the sender.
+LinkStatus OnlyLink(const SlotSender& sender) {
+  const std::vector<LinkStatus> links = sender.Links();
+  EXPECT_EQ(links.size(), 1u);
+  return links.empty() ? LinkStatus() : links.front();
+}
+
+TEST_F(TransportChoiceTest, AFallbackSaysThatTheBetterTransportFailed) {
+  ASSERT_TRUE(HandOver().ok());
+  const LinkStatus link{.decode_instance = pair_.decode_instance.ToString(),
+                        .up = true,
+                        .transport = "loopback",
+                        .reason = "broken failed: UNAVAILABLE: no such cable"};
+  EXPECT_EQ(OnlyLink(*pair_.sender), link);
+  pair_.network.Break(WorkerPair::kAddress);
+  ASSERT_TRUE(pair_.RunUntil([&] { return !OnlyLink(*pair_.sender).up; }));
+  EXPECT_EQ(OnlyLink(*pair_.sender).transport, "loopback");
+  EXPECT_EQ(OnlyLink(*pair_.sender).reason.find("UNAVAILABLE"), 0u);
+}
+
+TEST_F(TransportChoiceTest, AFallbackSaysWhichWorkerLacksTheBetterTransport) {
+  pair_.receiver = MakeReceiverOver({pair_.network.listener(WorkerPair::kAddress)});
+  ASSERT_TRUE(HandOver().ok());
+  EXPECT_EQ(OnlyLink(*pair_.sender).reason, "decode worker has no broken");
+  pair_.receiver =
+      MakeReceiverOver({pair_.network.listener(WorkerPair::kAddress)}, "broken: not bought");
+  pair_.sender = MakeSenderOver({&broken_dialer_, pair_.network.data_dialer()});
+  ASSERT_TRUE(HandOver().ok());
+  EXPECT_EQ(OnlyLink(*pair_.sender).reason, "decode worker has no broken: not bought");
+  pair_.sender = MakeSenderOver({pair_.network.data_dialer()}, "nccl: --device is cpu");
+  ASSERT_TRUE(HandOver().ok());
+  EXPECT_EQ(OnlyLink(*pair_.sender).reason, "prefill worker has no nccl: --device is cpu");
+}
+
+TEST_F(TransportChoiceTest, AFallbackSaysThatBothWorkersAreOnOneDevice) {
+  broken_dialer_.own_place = broken_listener_.own_place = "gpu-1";
+  ASSERT_TRUE(HandOver().ok());
+  EXPECT_EQ(broken_dialer_.num_connects, 0);
+  EXPECT_EQ(OnlyLink(*pair_.sender).reason, "broken: both workers are on one device, gpu-1");
+}
+
+TEST_F(TransportChoiceTest, ALinkOverTheBestTransportHasNoReason) {
+  pair_.sender = MakeSenderOver({pair_.network.data_dialer()});
+  EXPECT_TRUE(pair_.sender->Links().empty());
+  ASSERT_TRUE(HandOver().ok());
+  EXPECT_EQ(OnlyLink(*pair_.sender).transport, "loopback");
+  EXPECT_EQ(OnlyLink(*pair_.sender).reason, "");
 }
 
 TEST_F(TransportChoiceTest, ATransportThatFailedIsTriedAgainAfterAWhile) {

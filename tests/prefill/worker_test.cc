@@ -44,8 +44,8 @@ class FakeSender final : public Sender {
   int64_t BytesOffered(LeaseId) const override { return 77; }
   absl::Status health() const override { return health_status; }
   bool IsBound(LeaseId) const override { return linked; }
-  std::vector<std::string> LinkedInstances() const override {
-    return linked ? std::vector{kDecode.ToString()} : std::vector<std::string>{};
+  std::vector<LinkStatus> Links() const override {
+    return {{.decode_instance = kDecode.ToString(), .up = linked, .transport = "fake"}};
   }
 
   bool linked = true;

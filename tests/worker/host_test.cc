@@ -61,6 +61,21 @@ TEST(WorkerHostTest, AdminShowsTheLedgerAsItIs) {
   EXPECT_EQ(capacity, host->engine().plan().capacity.total());
 }
 
+TEST(WorkerHostTest, AdminShowsEveryLinkWithItsTransport) {
+  const auto host = MakeHost(v1::WORKER_ROLE_PREFILL, SmallConfig()).value();
+  ASSERT_TRUE(host->Serve(0, {}).ok());
+  host->board().Set({.state = LoopState::kReady,
+                     .links = {{.decode_instance = "d0", .up = true, .transport = "nccl"},
+                               {.decode_instance = "d1", .transport = "tcp", .reason = "no GPU"}}});
+  const v1::GetStatusReply status = GetStatus(host->grpc_port());
+  ASSERT_EQ(status.links_size(), 2);
+  EXPECT_EQ(status.links(0).decode_instance_id(), "d0");
+  EXPECT_TRUE(status.links(0).up());
+  EXPECT_EQ(status.links(0).transport(), "nccl");
+  EXPECT_FALSE(status.links(1).up());
+  EXPECT_EQ(status.links(1).reason(), "no GPU");
+}
+
 // A processor may need seconds for a step: its loop does not hang, and must not count as unhealthy.
 TEST(WorkerHostTest, EveryLayerOfAStepIsASignOfLife) {
   const auto host = MakeHost(v1::WORKER_ROLE_PREFILL, SmallConfig()).value();

@@ -25,5 +25,17 @@ TEST(MakeLoadTest, FreeSlotsDoNotCountAsPages) {
   EXPECT_EQ(FreeBytes(3, 0), 30);
 }
 
+TEST(MakeLoadTest, ARouterHearsOfLinksThatAreUp) {
+  WorkerStatus prefill;
+  prefill.links = {{.decode_instance = "d0", .up = true, .transport = "tcp"},
+                   {.decode_instance = "d1", .transport = "tcp"}};
+  const v1::WorkerLoad load = MakeLoad(prefill, {}, PlanOf(10, 1000));
+  ASSERT_EQ(load.linked_instance_ids_size(), 1);
+  EXPECT_EQ(load.linked_instance_ids(0), "d0");
+  WorkerStatus decode;
+  decode.linked_instances = {"p0"};
+  EXPECT_EQ(MakeLoad(decode, {}, PlanOf(10, 1000)).linked_instance_ids(0), "p0");
+}
+
 }  // namespace
 }  // namespace lodestone
