@@ -20,23 +20,30 @@ namespace {
 
 constexpr DeviceId kGpu{0};
 
-HandoffPair::Options OverCopies(double bytes_per_second, int64_t slot_bytes, int num_slots,
-                                int64_t tokens) {
-  HandoffPair::Options options{.prefill_gpu = kGpu,
-                               .decode_gpu = kGpu,
-                               .prefill_waker = std::make_shared<Waker>(),
-                               .decode_waker = std::make_shared<Waker>(),
-                               .slot_bytes = slot_bytes,
-                               .num_slots = num_slots,
-                               .tokens = tokens};
-  auto network = std::make_shared<CopyNetwork>(
-      kGpu.cuda, bytes_per_second, [a = options.prefill_waker, b = options.decode_waker] {
-        a->Wake();
-        b->Wake();
-      });
-  options.dialer = std::make_unique<CopyDialer>(network);
-  options.listener = std::make_unique<CopyListener>(network);
-  return options;
+std::unique_ptr<HandoffPair> OverCopies(double bytes_per_second, int64_t slot_bytes, int num_slots,
+                                        int64_t tokens) {
+  auto prefill_waker = std::make_shared<Waker>();
+  auto decode_waker = std::make_shared<Waker>();
+  auto network = std::make_shared<CopyNetwork>(kGpu.cuda, bytes_per_second,
+                                               [prefill_waker, decode_waker] {
+                                                 prefill_waker->Wake();
+                                                 decode_waker->Wake();
+                                               });
+  auto decode = std::make_unique<DecodeHere>(
+      DecodeHere::Options{.gpu = kGpu,
+                          .listener = std::make_unique<CopyListener>(network),
+                          .waker = decode_waker,
+                          .slot_bytes = slot_bytes,
+                          .num_slots = num_slots,
+                          .tokens = tokens});
+  return std::make_unique<HandoffPair>(
+      HandoffPair::Options{.gpu = kGpu,
+                           .dialer = std::make_unique<CopyDialer>(network),
+                           .waker = prefill_waker,
+                           .slot_bytes = slot_bytes,
+                           .num_slots = num_slots,
+                           .tokens = tokens},
+      std::move(decode));
 }
 
 class HandoffCopyTest : public testing::Test {
@@ -164,8 +171,8 @@ TEST_F(HandoffCopyTest, FromPagesIntoPages) {
   };
   for (const Case& c : {Case{0, 8, 32}, Case{0, 16, 32}, Case{0, 32, 16}, Case{0, 32, 32},
                         Case{kLinkRate, 16, 32}, Case{kLinkRate, 32, 16}}) {
-    HandoffPair pair(OverCopies(c.bytes_per_second, c.slot_mib << 20, c.num_slots, kMostTokens));
-    MeasureHandoffs(pair, kMostTokens, kLinkRate,
+    const auto pair = OverCopies(c.bytes_per_second, c.slot_mib << 20, c.num_slots, kMostTokens);
+    MeasureHandoffs(*pair, kMostTokens, kLinkRate,
                     absl::StrCat("one GPU, a copy for the link",
                                  c.bytes_per_second > 0 ? " held to 395 GB/s, " : ", ", c.num_slots,
                                  " slots of ", c.slot_mib, " MiB"));

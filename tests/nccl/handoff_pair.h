@@ -1,91 +1,55 @@
-// A prefill and a decode worker as far as their hand-off goes: real sender and receiver, the decode
-// loop in a thread, control over gRPC; and pages of V4-Flash shape on GPUs. What moves the slots is
-// given.
+// A prefill and a decode worker as far as their hand-off goes: real sender and receiver, control
+// over gRPC, pages of V4-Flash shape on GPUs. What moves the slots is given, and so is the decode
+// worker: in this process or in one of its own.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "base/waker.h"
-#include "kernels/ops.h"
-#include "kvtransfer/grpc_link.h"
-#include "tests/kvtransfer/worker_pair.h"
-#include "worker/grpc_server.h"
+#include "tests/nccl/decode_end.h"
 
 namespace lodestone::nccl {
 
-// What a worker has on its GPU.
-struct GpuSide {
-  GpuSide(DeviceId device, const CacheShape& shape, int64_t tokens);
-  ThreadPool threads{1};
-  Stream stream;
-  std::unique_ptr<Ops> ops;
-  std::unique_ptr<CachePool> pool;
-};
-
-// The same rows, in runs of one page at most.
-std::vector<RowRun> PiecesOf(const std::vector<RowRun>& runs);
-// Bytes that differ from one such piece to the next.
-void FillRuns(const std::vector<RowRun>& runs, DeviceId device);
-std::vector<std::byte> BytesOf(const RowRun& run);
-
+// A prefill worker whose loop is the test's thread, and the decode worker that it hands over to.
 class HandoffPair {
  public:
   struct Options {
-    DeviceId prefill_gpu;
-    DeviceId decode_gpu;
+    DeviceId gpu;
     std::unique_ptr<DataDialer> dialer = nullptr;
-    std::unique_ptr<DataListener> listener = nullptr;
-    std::shared_ptr<Waker> prefill_waker;
-    std::shared_ptr<Waker> decode_waker;
+    std::shared_ptr<Waker> waker;
     int64_t slot_bytes;
     int num_slots;
     int64_t tokens;  // of the longest sequence
   };
-  explicit HandoffPair(Options options);
-  ~HandoffPair();
+  HandoffPair(Options options, std::unique_ptr<DecodeEnd> decode);
 
-  CachePool& prefill_pool() { return *prefill_.pool; }
-  DeviceId prefill_gpu() const { return options_.prefill_gpu; }
+  // From the beginning of hand-offs begun together until all are adopted.
+  struct Seconds {
+    double adopted = -1;  // at decode, which goes on then; less than 0 if one failed
+    double known = -1;    // to prefill, which then frees its pages
+  };
+  Seconds HandOver(const SequenceCache& cache, int64_t tokens, int count,
+                   std::vector<LeaseId>* leases);
 
-  // Seconds until `count` requests with that cache, begun together, are all adopted; less than 0 if
-  // one fails. Their leases are in `leases`.
-  double HandOver(const SequenceCache& cache, int64_t tokens, int count,
-                  std::vector<LeaseId>* leases);
-  SequenceCache& Arrived(LeaseId lease) { return *decode_.caches.at(lease); }
-  void Free(const std::vector<LeaseId>& leases);
-
-  // " pack 0.05 wait 0.1 | scatter 0.06 ms" and so on: means of the phases so far, as each side
-  // counts them.
-  std::string Phases();
+  CachePool& prefill_pool() { return *gpu_.pool; }
+  DeviceId prefill_gpu() const { return options_.gpu; }
+  DecodeEnd& decode() { return *decode_; }
+  std::string Phases() { return MeanPhases(metrics_) + " |" + decode_->Phases() + " ms"; }
 
  private:
-  static LinkTimes Times();
-  void DecodeLoop();
-
   const CacheShape shape_;
   Options options_;
-  GpuSide prefill_;
-  GpuSide decode_gpu_;
-  Mutex mutex_;  // of decode_, which both threads use
-  FakeDecode decode_;
+  GpuSide gpu_;
   Metrics metrics_{MetricRole::kRolePrefill};
-  Metrics decode_metrics_{MetricRole::kRoleDecode};
+  std::unique_ptr<DecodeEnd> decode_;
   GrpcDialer control_;
-  GrpcLinkService service_;
-  GrpcServer server_;
-  const InstanceId instance_ = InstanceId::Random();
   std::unique_ptr<SlotSender> sender_;
-  std::unique_ptr<SlotReceiver> receiver_;
-  std::atomic<bool> stop_ = false;
-  std::thread loop_;
 };
 
 // Hands over prompts of several lengths, compares bytes of the first of each, and prints the best
-// time of each as a RESULT with `what`, beside `copy` bytes per second.
+// and the median time of each until decode has adopted it as a RESULT with `what`, beside `copy`
+// bytes per second.
 void MeasureHandoffs(HandoffPair& pair, int64_t most_tokens, double copy, const std::string& what);
 
 }  // namespace lodestone::nccl

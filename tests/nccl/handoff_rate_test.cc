@@ -1,11 +1,13 @@
 // The whole hand-off between two GPUs, from pages of one cache into pages of another, slots over
-// NCCL. Prints rates beside the raw peer copy of the same run. handoff_copy_test.cc is the same
-// without a link.
+// NCCL: between two processes, as workers are, and in one, whose threads share a CUDA context.
+// Prints rates beside the raw peer copy of the same run. handoff_copy_test.cc is the same without a
+// link.
 #include <gtest/gtest.h>
 
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
+#include "tests/nccl/decode_process.h"
 #include "tests/nccl/handoff_pair.h"
 #include "tests/nccl/link_pair.h"
 
@@ -15,39 +17,54 @@ namespace {
 constexpr DeviceId kPrefillGpu{0};
 constexpr DeviceId kDecodeGpu{1};
 
-std::unique_ptr<Endpoint> MakeWakingEndpoint(Side side, DeviceId device, int ctas,
-                                             std::shared_ptr<Waker> waker) {
-  return Endpoint::Create({.device = device.cuda,
-                           .side = side,
-                           .ctas = ctas,
-                           .max_links = 2,
-                           .wake = [waker] { waker->Wake(); }})
-      .value();
+enum class Form { kOneProcess, kTwoProcesses };
+
+std::unique_ptr<HandoffPair> OverNccl(Form form, int ctas, int64_t slot_bytes, int num_slots,
+                                      int64_t tokens) {
+  std::unique_ptr<DecodeEnd> decode;
+  if (form == Form::kTwoProcesses) {
+    decode = std::make_unique<DecodeProcess>(DecodeProcess::Options{.gpu = kDecodeGpu,
+                                                                    .ctas = ctas,
+                                                                    .slot_bytes = slot_bytes,
+                                                                    .num_slots = num_slots,
+                                                                    .tokens = tokens});
+  } else {
+    auto waker = std::make_shared<Waker>();
+    decode = std::make_unique<DecodeHere>(DecodeHere::Options{
+        .gpu = kDecodeGpu,
+        .listener = std::make_unique<Listener>(
+            MakeWakingEndpoint(Side::kDecode, kDecodeGpu, ctas, waker)),
+        .waker = waker,
+        .slot_bytes = slot_bytes,
+        .num_slots = num_slots,
+        .tokens = tokens});
+  }
+  auto waker = std::make_shared<Waker>();
+  return std::make_unique<HandoffPair>(
+      HandoffPair::Options{.gpu = kPrefillGpu,
+                           .dialer = std::make_unique<Dialer>(MakeWakingEndpoint(
+                               Side::kPrefill, kPrefillGpu, ctas, waker)),
+                           .waker = waker,
+                           .slot_bytes = slot_bytes,
+                           .num_slots = num_slots,
+                           .tokens = tokens},
+      std::move(decode));
 }
 
-HandoffPair::Options OverNccl(int ctas, int64_t slot_bytes, int num_slots, int64_t tokens) {
-  HandoffPair::Options options{.prefill_gpu = kPrefillGpu,
-                               .decode_gpu = kDecodeGpu,
-                               .prefill_waker = std::make_shared<Waker>(),
-                               .decode_waker = std::make_shared<Waker>(),
-                               .slot_bytes = slot_bytes,
-                               .num_slots = num_slots,
-                               .tokens = tokens};
-  options.dialer = std::make_unique<Dialer>(
-      MakeWakingEndpoint(Side::kPrefill, kPrefillGpu, ctas, options.prefill_waker));
-  options.listener = std::make_unique<Listener>(
-      MakeWakingEndpoint(Side::kDecode, kDecodeGpu, ctas, options.decode_waker));
-  return options;
-}
-
-class HandoffRateTest : public testing::Test {
+class HandoffRateTest : public testing::TestWithParam<Form> {
  protected:
   void SetUp() override {
     if (const std::string why = WhyNoNccl(2); !why.empty()) GTEST_SKIP() << why;
   }
 };
 
-TEST_F(HandoffRateTest, FromPagesIntoPages) {
+INSTANTIATE_TEST_SUITE_P(Forms, HandoffRateTest,
+                         testing::Values(Form::kOneProcess, Form::kTwoProcesses),
+                         [](const auto& test) {
+                           return test.param == Form::kOneProcess ? "OneProcess" : "TwoProcesses";
+                         });
+
+TEST_P(HandoffRateTest, FromPagesIntoPages) {
   constexpr int64_t kMostTokens = 160'000;
   const double copy = PeerCopyRate(size_t{1} << 30);
   std::printf("RESULT raw peer copy of 1 GiB: %.1f GB/s\n", copy / 1e9);
@@ -56,11 +73,12 @@ TEST_F(HandoffRateTest, FromPagesIntoPages) {
     int64_t slot_mib;
     int num_slots;
   };
-  for (const Case& c : {Case{8, 32, 16}, Case{8, 32, 32}, Case{16, 16, 32}, Case{16, 32, 16},
-                        Case{16, 32, 32}, Case{32, 32, 32}}) {
-    HandoffPair pair(OverNccl(c.ctas, c.slot_mib << 20, c.num_slots, kMostTokens));
-    MeasureHandoffs(pair, kMostTokens, copy,
-                    absl::StrCat(c.ctas, " CTAs, ", c.num_slots, " slots of ", c.slot_mib, " MiB"));
+  for (const Case& c : {Case{8, 32, 32}, Case{16, 16, 32}, Case{16, 32, 16}, Case{16, 32, 32},
+                        Case{32, 32, 32}}) {
+    const auto pair = OverNccl(GetParam(), c.ctas, c.slot_mib << 20, c.num_slots, kMostTokens);
+    MeasureHandoffs(*pair, kMostTokens, copy,
+                    absl::StrCat(GetParam() == Form::kOneProcess ? "one process, " : "two processes, ",
+                                 c.ctas, " CTAs, ", c.num_slots, " slots of ", c.slot_mib, " MiB"));
   }
 }
 
