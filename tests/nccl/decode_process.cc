@@ -100,10 +100,9 @@ DecodeProcess::DecodeProcess(const Options& options) {
   int answers[2];
   EXPECT_EQ(pipe(questions), 0);
   EXPECT_EQ(pipe(answers), 0);
-  const std::string variable =
-      absl::StrCat(kVariable, "=", questions[0], " ", answers[1], " ", options.gpu.cuda, " ",
-                   options.ctas, " ", options.slot_bytes, " ", options.num_slots, " ",
-                   options.tokens);
+  const std::string variable = absl::StrCat(
+      kVariable, "=", questions[0], " ", answers[1], " ", options.gpu.cuda, " ", options.ctas, " ",
+      options.slot_bytes, " ", options.num_slots, " ", options.tokens);
   pid_ = fork();
   if (pid_ == 0) {
     close(questions[1]);

@@ -68,9 +68,11 @@ void MeasureHandoffs(HandoffPair& pair, int64_t most_tokens, double copy, const 
   std::vector<LeaseId> leases;
   ASSERT_GT(pair.HandOver(*cache, 300, 1, &leases).adopted, 0);  // the link comes up
   pair.decode().Free(leases);
-  for (const auto& [tokens, count] :
-       {std::pair{int64_t{10'500}, 1}, {int64_t{10'500}, 4}, {int64_t{40'000}, 1}, {most_tokens, 1},
-        {most_tokens, 3}}) {
+  for (const auto& [tokens, count] : {std::pair{int64_t{10'500}, 1},
+                                      {int64_t{10'500}, 4},
+                                      {int64_t{40'000}, 1},
+                                      {most_tokens, 1},
+                                      {most_tokens, 3}}) {
     const std::vector<RowRun> runs = AllRuns(*cache, tokens);
     const double bytes = count * static_cast<double>(TotalBytes(CountKinds(runs)));
     std::vector<double> adopted;
@@ -87,12 +89,12 @@ void MeasureHandoffs(HandoffPair& pair, int64_t most_tokens, double copy, const 
     }
     std::sort(adopted.begin(), adopted.end());
     std::sort(known.begin(), known.end());
-    std::printf("RESULT hand-off of %d x %lld tokens, %.0f MB, %s: adopted after %.3f ms, %.1f "
-                "GB/s, %.3f of the copy (median of %d %.3f ms, %.3f); known to prefill %.3f ms\n",
-                count, static_cast<long long>(tokens), bytes / 1e6, what.c_str(),
-                1e3 * adopted.front(), bytes / adopted.front() / 1e9,
-                bytes / adopted.front() / copy, kRepeats, 1e3 * adopted[kRepeats / 2],
-                bytes / adopted[kRepeats / 2] / copy, 1e3 * known.front());
+    std::printf(
+        "RESULT hand-off of %d x %lld tokens, %.0f MB, %s: adopted after %.3f ms, %.1f "
+        "GB/s, %.3f of the copy (median of %d %.3f ms, %.3f); known to prefill %.3f ms\n",
+        count, static_cast<long long>(tokens), bytes / 1e6, what.c_str(), 1e3 * adopted.front(),
+        bytes / adopted.front() / 1e9, bytes / adopted.front() / copy, kRepeats,
+        1e3 * adopted[kRepeats / 2], bytes / adopted[kRepeats / 2] / copy, 1e3 * known.front());
   }
   std::printf("  mean phases:%s\n", pair.Phases().c_str());
 }
