@@ -1,6 +1,8 @@
 // Times the DSA kernels on this card beside what the card can read and multiply in the same run.
 //   dsa_bench [results.json [only]]     only: index, topk, attention, or topk-tiles (every tile)
-// Pages lie in random order, values are random, and successive launches use other pages.
+// Pages lie in random order, values are random, and successive launches use other pages. Each row
+// says at which clock the multiprocessors ran: near the card's power limit it is lower, and is so
+// for a while after rows that took much power.
 
 #include <algorithm>
 #include <cstring>
@@ -13,6 +15,7 @@
 #include "bench/gpu/ceilings.cuh"
 #include "bench/gpu/device_array.h"
 #include "bench/gpu/measure.h"
+#include "bench/gpu/sm_clock.cuh"
 #include "kernels/cuda/launchers.h"
 
 namespace lodestone::cuda::bench {
@@ -94,7 +97,7 @@ void BenchIndex(const IndexPool& pool, int64_t entries, int64_t num_seqs, int64_
                           .max_visible = entries,
                           .scores = scores.data(),
                           .score_stride = entries};
-  const double us = GraphMicroseconds(16, [&](int i, cudaStream_t stream) {
+  const TimedRow row = TimeRow(16, [&](int i, cudaStream_t stream) {
     args.block_table = tables.data() + i % kVariants * per_variant;
     LaunchIndexScores(args, ChooseIndexScoresPath(args), stream);
     if (!select) return;
@@ -113,9 +116,10 @@ void BenchIndex(const IndexPool& pool, int64_t entries, int64_t num_seqs, int64_
   // Products of integers, which fp4 keys take, run at twice the rate of bf16.
   const double product = pool.format == IndexKeyFormat::kFp4 ? 1 : 2;
   report.Add(std::string(select ? "index+topk " : "index ") + std::string(Name(pool.format)),
-             std::to_string(tokens) + " tok x " + std::to_string(entries), us,
+             std::to_string(tokens) + " tok x " + std::to_string(entries), row.microseconds,
              {.bytes = keys * key_bytes + scored * 4,
-              .flops = scored * product * kIndexHeads * kIndexDims});
+              .flops = scored * product * kIndexHeads * kIndexDims,
+              .megahertz = row.megahertz});
 }
 
 void BenchIndexAll(Report& report) {
@@ -137,7 +141,7 @@ void BenchTopK(int64_t rows, int64_t entries, const TopKTile& tile, Report& repo
   const auto scores = Filled<float>(kVariants * rows * entries, FillKind::kF32, 9);
   const DeviceArray<int32_t> visible(std::vector<int32_t>(rows, static_cast<int32_t>(entries)));
   const DeviceArray<int32_t> top(static_cast<size_t>(rows * 512));
-  const double us = GraphMicroseconds(16, [&](int i, cudaStream_t stream) {
+  const TimedRow row = TimeRow(16, [&](int i, cudaStream_t stream) {
     LaunchTopK({.scores = scores->data() + i % kVariants * rows * entries,
                 .score_stride = entries,
                 .num_visible = visible.data(),
@@ -149,8 +153,8 @@ void BenchTopK(int64_t rows, int64_t entries, const TopKTile& tile, Report& repo
   });
   const std::string blocks = std::to_string(tile.cluster) + "x" + std::to_string(tile.per_thread);
   report.Add("topk 512, " + (tile.held ? "held" : blocks),
-             std::to_string(rows) + " x " + std::to_string(entries), us,
-             {.bytes = static_cast<double>(rows * entries * 4)});
+             std::to_string(rows) + " x " + std::to_string(entries), row.microseconds,
+             {.bytes = static_cast<double>(rows * entries * 4), .megahertz = row.megahertz});
 }
 
 void BenchTopKAll(Report& report) {
@@ -231,7 +235,7 @@ void BenchAttention(const DeviceArray<uint8_t>& pool, int64_t tokens, int64_t he
   const DeviceArray<uint8_t> scratch(
       static_cast<size_t>(SparseAttentionScratchBytes(tokens, heads, kDims, tile)));
   args.scratch = scratch.data();
-  const double us = GraphMicroseconds(prefill ? 4 : 16, [&](int i, cudaStream_t stream) {
+  const TimedRow row = TimeRow(prefill ? 4 : 16, [&](int i, cudaStream_t stream) {
     args.block_table = tables.data() + i % kVariants * seqs * kPages;
     LaunchSparseAttention(args, tile, stream);
   });
@@ -239,9 +243,10 @@ void BenchAttention(const DeviceArray<uint8_t>& pool, int64_t tokens, int64_t he
   report.Add(prefill ? "attention prefill" : "attention decode",
              std::to_string(tokens) + " tok, " + std::to_string(heads) + " h, " +
                  std::to_string(kWindow + k) + " keys",
-             us,
+             row.microseconds,
              {.bytes = (prefill ? 0 : keys * 1024) + static_cast<double>(tokens * heads) * 2048,
-              .flops = keys * 4 * kDims * static_cast<double>(heads)});
+              .flops = keys * 4 * kDims * static_cast<double>(heads),
+              .megahertz = row.megahertz});
 }
 
 void BenchAttentionAll(Report& report) {

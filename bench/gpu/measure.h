@@ -12,8 +12,11 @@
 namespace lodestone::cuda::bench {
 
 // Median microseconds of one of `launches` calls of `queue(i, stream)`, replayed as one graph. Give
-// each i other inputs, so that the L2 cache holds no more than it would in use.
-inline double GraphMicroseconds(int launches, const std::function<void(int, cudaStream_t)>& queue) {
+// each i other inputs, so that the L2 cache holds no more than it would in use. `after(stream)`
+// queues what belongs to no time behind the last replay.
+inline double GraphMicroseconds(
+    int launches, const std::function<void(int, cudaStream_t)>& queue,
+    const std::function<void(cudaStream_t)>& after = [](cudaStream_t) {}) {
   constexpr int kReplays = 7;
   cudaStream_t stream = nullptr;
   CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -32,6 +35,7 @@ inline double GraphMicroseconds(int launches, const std::function<void(int, cuda
     CUDA_CHECK(cudaEventRecord(begin, stream));
     CUDA_CHECK(cudaGraphLaunch(exec, stream));
     CUDA_CHECK(cudaEventRecord(end, stream));
+    if (i == kReplays + 1) after(stream);
     CUDA_CHECK(cudaStreamSynchronize(stream));
     float milliseconds = 0;
     CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
@@ -54,6 +58,7 @@ struct Ceilings {
 struct Work {
   double bytes = 0;
   double flops = 0;
+  double megahertz = 0;  // of the multiprocessors meanwhile; 0: not measured
 };
 
 // Prints one line per measurement and keeps them for the JSON file.
@@ -64,15 +69,16 @@ class Report {
     const double byte_us = 1e6 * work.bytes / ceilings_.read_bytes;
     const double flop_us = 1e6 * work.flops / ceilings_.bf16_flops;
     const double bound = std::max(byte_us, flop_us);
-    std::printf("%-18s %-24s %10.2f us  bound %9.2f us (%s)  share %.2f\n", op.c_str(),
-                shape.c_str(), microseconds, bound, byte_us >= flop_us ? "bytes" : "flops",
-                bound / microseconds);
+    std::printf("%-18s %-24s %10.2f us  bound %9.2f us (%s)  share %.2f", op.c_str(), shape.c_str(),
+                microseconds, bound, byte_us >= flop_us ? "bytes" : "flops", bound / microseconds);
+    if (work.megahertz > 0) std::printf("  SM %.0f MHz", work.megahertz);
+    std::printf("\n");
     char line[512];
     std::snprintf(line, sizeof(line),
                   "{\"op\": \"%s\", \"shape\": \"%s\", \"us\": %.3f, \"bound_us\": %.3f, "
-                  "\"bound\": \"%s\", \"share\": %.3f}",
+                  "\"bound\": \"%s\", \"share\": %.3f, \"sm_mhz\": %.0f}",
                   op.c_str(), shape.c_str(), microseconds, bound,
-                  byte_us >= flop_us ? "bytes" : "flops", bound / microseconds);
+                  byte_us >= flop_us ? "bytes" : "flops", bound / microseconds, work.megahertz);
     lines_.push_back(line);
   }
   void WriteJson(const char* path, const std::string& card) const {
