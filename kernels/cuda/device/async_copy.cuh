@@ -140,6 +140,19 @@ struct RingStage {
   }
 };
 
+// elect.sync (9.7.13.16): true in one lane of a warp, all of whose lanes call it.
+__device__ inline bool ElectLane() {
+  uint32_t elected = 0;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "@elected mov.u32 %0, 1;\n"
+      "}\n"
+      : "+r"(elected));
+  return elected != 0;
+}
+
 // cp.async.bulk (9.7.9.25.4.1): contiguous bytes; all three arguments are multiples of 16.
 __device__ inline void CopyBulk(void* shared, const void* global, uint32_t bytes,
                                 uint64_t* barrier) {

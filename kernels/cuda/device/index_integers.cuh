@@ -25,22 +25,36 @@ constexpr float kLargestWeight = 0x1p30f;
 
 // --- Keys ---
 
-// A key: the integers of group i are e2m1 * (byte i of `multipliers`) / 4, up to 96.
-struct IntegerRow {
-  uint32_t multipliers;  // 16, 32 or 64 each; 0: this row is not integers
-  float factor;          // 2^23 times what an integer counts: PositivePart divides by 2^23
+// Two keys: the integers of group i are e2m1 * 4 times 1, 2 or 4, up to 96.
+struct IntegerRows {
+  uint2 multipliers;  // byte i of each: 16 times that, or 16, 32 or 48; 0: not a tile of integers
+  float2 factors;     // 2^23 times what an integer counts: PositivePart divides by 2^23
 };
 
-// The row of these four E8M0 scales.
-__device__ inline IntegerRow FindIntegerRow(uint32_t scales) {
-  const uint32_t pair = __vminu2(scales & 0xff00ffu, (scales >> 8) & 0xff00ffu);
-  const uint32_t smallest = min(pair & 0xffu, pair >> 16);
-  const uint32_t shifts = scales - smallest * 0x01010101u;  // of every group
-  const uint32_t twos = (shifts >> 1) & 0x01010101u;
-  const bool fits = ((shifts & 0xfcfcfcfcu) | (shifts & twos)) == 0 &&  // all 0, 1 or 2
-                    smallest - kSmallestScale < kScales;
+// The keys of these E8M0 scales, four each, if those of all lanes are integers. kPlaces:
+// multipliers by their places, 1 to 3. By a whole warp.
+template <bool kPlaces>
+__device__ inline IntegerRows FindIntegerRows(uint2 scales) {
+  const uint32_t first = __vminu2(scales.x & 0xff00ffu, __byte_perm(scales.x, 0, 0x4341));
+  const uint32_t second = __vminu2(scales.y & 0xff00ffu, __byte_perm(scales.y, 0, 0x4341));
+  // The smallest of the first row in the low half, of the second in the high one.
+  const uint32_t smallest =
+      __vminu2(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
+  // 1, 2 or 3 of a group that fits; a byte overflows only if the smallest is 0.
+  uint2 places = {scales.x - __byte_perm(smallest, 0, 0x0000) + 0x01010101u,
+                  scales.y - __byte_perm(smallest, 0, 0x2222) + 0x01010101u};
+  const uint32_t above = smallest - kSmallestScale * 0x10001u;
+  const uint32_t far = (above | (above + (0x8000u - kScales) * 0x10001u)) & 0x80008000u;
+  const bool fit = __all_sync(~0u, (((places.x | places.y) & 0xfcfcfcfcu) | far) == 0);
+  if constexpr (!kPlaces) {
+    places.x += (places.x >> 1) & places.x & 0x01010101u;
+    places.y += (places.y >> 1) & places.y & 0x01010101u;
+  }
+  const uint32_t unit = fit ? 16 : 0;
   // 2^(smallest - 127) / 4, and 2^23 for PositivePart.
-  return {fits ? (0x01010101u + shifts + twos) * 16 : 0, __uint_as_float((smallest + 21) << 23)};
+  return {{places.x * unit, places.y * unit},
+          {__uint_as_float((smallest << 23) + (21u << 23)),
+           __uint_as_float(((smallest & 0xff0000u) << 7) + (21u << 23))}};
 }
 
 // What a thread reads of each tile, whose rows are `row` and `row` + 8. Found once.

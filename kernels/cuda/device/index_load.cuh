@@ -90,10 +90,15 @@ __device__ void LoadShare(const IndexScoresArgs& args, const IndexScoresMaps& ma
   for (int first = TurnOf<kWarps>(warp, part.number); first < part.count; first += 32 * kWarps) {
     const int at = first + lane * kWarps;
     const int my_page = at < part.count ? pages[at] : 0;
-    for (int i = 0; i < 32 && first + i * kWarps < part.count; ++i) {
+    // What the compiler knows to be the same in all lanes, in a lane that it knows to be alone,
+    // goes to the copy engine without a loop over lanes.
+    const uint32_t number = __shfl_sync(~0u, part.number + first, 0);
+    const int left = __shfl_sync(~0u, (part.count - first + kWarps - 1) / kWarps, 0);
+    const int last = __shfl_sync(~0u, part.group.tiles - 1 - part.tile - first, 0);
+    for (int i = 0; i < min(32, left); ++i) {
       const int page = __shfl_sync(~0u, my_page, i);
-      if (part.tile + first + i * kWarps == part.group.tiles - 1) WaitForPreviousKernel();
-      if (lane == 0) LoadKeys(args, maps, page, part.number + first + i * kWarps, shared);
+      if (i * kWarps == last) WaitForPreviousKernel();
+      if (ElectLane()) LoadKeys(args, maps, page, number + i * kWarps, shared);
     }
   }
 }
@@ -135,11 +140,9 @@ __device__ void FindIntegerTile(uint32_t number, IndexScoresShared<Tile>& shared
   const uint32_t stage = number % Tile::kStages;
   BarrierWait(&integers.scale_full[stage], number / Tile::kStages % 2);
   const uint2 scales = LoadSharedPair(SharedAddress(shared.scale[stage]) + lane * 8);
-  const IntegerRow rows[2] = {FindIntegerRow(scales.x), FindIntegerRow(scales.y)};
-  const bool fit = __all_sync(~0u, rows[0].multipliers != 0 && rows[1].multipliers != 0);
-  reinterpret_cast<uint2*>(integers.multipliers[stage])[lane] =
-      fit ? uint2{rows[0].multipliers, rows[1].multipliers} : uint2{};
-  reinterpret_cast<float2*>(integers.factor[stage])[lane] = {rows[0].factor, rows[1].factor};
+  const IntegerRows rows = FindIntegerRows<Tile::kSharedTables>(scales);
+  reinterpret_cast<uint2*>(integers.multipliers[stage])[lane] = rows.multipliers;
+  reinterpret_cast<float2*>(integers.factor[stage])[lane] = rows.factors;
   BarrierArrive(&shared.key_full[stage]);
 }
 

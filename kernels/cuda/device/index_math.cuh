@@ -49,14 +49,20 @@ struct GroupMath {
     }
     SharedProxyFence();
     has_integers = NamedBarrierAll(1, Tile::kMathThreads, fit);
-    integer_query = QueryDescriptor(SharedAddress(shared.integers.query[buffer]));
+    if constexpr (!Tile::kOneQuery) {
+      integer_query =
+          RowTileDescriptor(SharedAddress(shared.integers.query[0]) +
+                            buffer * static_cast<uint32_t>(sizeof(shared.integers.query[0])));
+    }
     float_weight = weight;
     if (has_integers) weight = shared.integers.weight[buffer];
   }
-  // Stores the scores of tile `i`; what SumHeads gives with `weights`, the kept ones if they are
-  // kept, is `factor` times too small.
+  // This thread's of tile `i`.
+  __device__ int Entry(int i) const { return (tile + i) * kTileEntries + row.first; }
+  // Stores the score of this thread's `entry`; what SumHeads gives with `weights`, the kept ones if
+  // they are kept, is `factor` times too small.
   template <bool kAllHeads, typename T>
-  __device__ void Store(int i, const T (&acc)[Tile::kColumns / 2], const float* weights,
+  __device__ void Store(int entry, const T (&acc)[Tile::kColumns / 2], const float* weights,
                         float factor) {
     if constexpr (!Tile::kKeepsWeights) LoadWeights(weights, kept_weight);
     float score = SumHeads<kAllHeads, 0>(acc, kept_weight, num_heads);
@@ -66,7 +72,6 @@ struct GroupMath {
           SumHeads<true, IndexDims::kHeads / 2>(acc, kept_weight, IndexDims::kHeads);
       if (threadIdx.x % 4 >= 2) score = second;
     }
-    const int entry = (tile + i) * kTileEntries + row.first;
     if (entry < row.visible) row.out[entry] = score * factor;
   }
   // acc = fp8 keys of tile `i` times the queries; returns what it must be multiplied by. Each
@@ -112,24 +117,30 @@ struct GroupMath {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       WidenIntegers(words[0][step], words[1][step], tables, view.integer_lane, a[step]);
-      WgmmaFence();
-      WgmmaRegisterA(acc, a[step], AdvanceTile(integer_query, step * 32), step != 0);
-      WgmmaCommit();
     }
+    WgmmaFence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      WgmmaRegisterA(acc, a[step], AdvanceTile(integer_query, step * 32), step != 0);
+    }
+    WgmmaCommit();
   }
-  // Scores of tile `i` by products of integers, at these places in shared memory.
-  template <bool kAllHeads>
-  __device__ void ScoreIntegers(int i, const IntegerPlaces& at, uint32_t first_multiplier) {
-    const uint32_t second_multiplier = LoadSharedByte(at.multipliers + 8 * 4);
-    const IntegerTable tables[2] = {view.Table(first_multiplier), view.Table(second_multiplier)};
+  // Scores of a tile by products of integers; calls meanwhile() while these are on their way.
+  template <bool kAllHeads, typename F>
+  __device__ void ScoreIntegers(int entry, const IntegerPlaces& start, const ArrivedKeys& keys,
+                                const F& meanwhile) {
+    const IntegerPlaces at = start.Further(keys.stages);
+    const IntegerTable tables[2] = {view.Table(keys.multipliers[0]),
+                                    view.Table(keys.multipliers[1])};
     const uint4 first = LoadSharedQuad(at.keys);
     const uint4 second = LoadSharedQuad(at.keys + 8 * 64);
     int32_t acc[Tile::kColumns / 2];
     const float factor = __uint_as_float(LoadShared(at.factor));
     MultiplyIntegers(first, second, tables, acc);
     view.ReleaseKeysAt(at.barrier);
+    meanwhile();
     FinishProducts(acc);
-    Store<kAllHeads>(i, acc, weight, factor);
+    Store<kAllHeads>(entry, acc, weight, factor);
   }
   // Scores of tile `i` of fp4 keys by bf16 products; `first` is the first row's multiplier.
   template <bool kAllHeads>
@@ -146,7 +157,7 @@ struct GroupMath {
     for (float2& one : kept_weight) {
       if (moderate) one = {one.x * ModerateRow::kUnit, one.y * ModerateRow::kUnit};
     }
-    Store<kAllHeads>(i, acc, float_weight, 0.5f);
+    Store<kAllHeads>(Entry(i), acc, float_weight, 0.5f);
     LoadWeights(weight, kept_weight);  // less than keeping them through the products above
   }
   // Scores of tile `i` of other keys.
@@ -161,27 +172,35 @@ struct GroupMath {
       FinishProducts(acc);
     }
     view.ReleaseKeys(number + i);
-    Store<kAllHeads>(i, acc, weight, 0.5f * factor);
+    Store<kAllHeads>(Entry(i), acc, weight, 0.5f * factor);
   }
   // fp4 keys, one tile after the other. The stages of this warpgroup follow each other, so that few
   // instructions find a tile's places.
   template <bool kAllHeads>
   __device__ void RunFp4(int first) {
-    constexpr uint32_t kTurns = Tile::kStages / Tile::kMathGroups;  // stages of a warpgroup
     const IntegerPlaces start = view.PlacesOf(threadIdx.x / 128);
+    if (first >= count) return;
+    constexpr int kStep = Tile::kMathGroups * kTileEntries;
     uint32_t turn = (number + first) / Tile::kMathGroups;
-    for (int i = first; i < count; i += Tile::kMathGroups, ++turn) {
-      uint32_t stages = turn % kTurns * Tile::kMathGroups;
-      asm volatile("" : "+r"(stages));  // else the compiler finds it again for every use
-      const IntegerPlaces at = start.Further(stages);
-      BarrierWait(at.barrier, turn / kTurns % 2);
-      const uint32_t multiplier = LoadSharedByte(at.multipliers);
-      if (has_integers && multiplier != 0) {
-        ScoreIntegers<kAllHeads>(i, at, multiplier);
+    const uint32_t end = turn + (count - first + Tile::kMathGroups - 1) / Tile::kMathGroups;
+    const int entry = Entry(first) - static_cast<int>(turn) * kStep;  // of turn 0
+    ArrivedKeys next{};
+    if constexpr (Tile::kWaitsAhead) next = view.WaitForTurn(start, turn);
+    do {
+      const ArrivedKeys keys = Tile::kWaitsAhead ? next : view.WaitForTurn(start, turn);
+      const int here = entry + static_cast<int>(turn) * kStep;
+      ++turn;
+      const auto wait = [&] {
+        if (Tile::kWaitsAhead && turn != end) next = view.WaitForTurn(start, turn);
+      };
+      if (has_integers && keys.multipliers[0] != 0) {
+        ScoreIntegers<kAllHeads>(here, start, keys, wait);
       } else {
-        ScoreFloats<kAllHeads>(i, (number + i) % Tile::kStages, multiplier);
+        const int i = (here - Entry(0)) / kTileEntries;
+        ScoreFloats<kAllHeads>(i, (number + i) % Tile::kStages, keys.multipliers[0]);
+        wait();
       }
-    }
+    } while (turn != end);
   }
   // One tile after the other.
   template <bool kAllHeads>
@@ -220,6 +239,9 @@ __device__ void ScoreTiles(const IndexScoresArgs& args, const IndexShare& share,
     math.view.integer_lane = FindIntegerLane(FirstRow(), minus_one);
   }
   math.num_heads = static_cast<int>(args.num_heads);
+  if constexpr (Tile::kOneQuery) {
+    math.integer_query = RowTileDescriptor(SharedAddress(shared.integers.query[0]));
+  }
   QueryDims dims;
   if constexpr (Tile::kFetchesQueries) {
     WaitForPreviousKernel();  // which may write queries and weights, and still read the scores
@@ -240,6 +262,8 @@ __device__ void ScoreTiles(const IndexScoresArgs& args, const IndexShare& share,
       math.query = SharedAddress(shared.query[buffer]);
       math.weight = shared.weight[buffer];
       if constexpr (Tile::kHasIntegers) {
+        // The products of the token before have ended.
+        if (Tile::kOneQuery && index > 0) NamedBarrierSync(1, Tile::kMathThreads);
         math.UseQuery(dims, buffer, part, shared);
       } else if constexpr (Tile::kWidens) {
         ArrangeQuery<Tile>(shared.query[buffer]);

@@ -77,8 +77,8 @@ struct IntegerQuery {
 // By one thread, before the others read them.
 template <typename Tile>
 __device__ void StoreTables(IndexScoresShared<Tile>& shared) {
-  for (uint32_t multiplier : {1u, 2u, 4u}) {
-    shared.integers.tables[multiplier] = IntegerTable(multiplier).Pack();
+  for (int place : {1, 2, 3}) {
+    shared.integers.tables[place] = IntegerTable(1u << (place - 1)).Pack();
   }
 }
 
@@ -152,7 +152,7 @@ __device__ bool StoreQuery(QueryDims dims, bool wants_integers, int buffer,
   bool fits = false;
   if (wants_integers) {
     const IntegerQuery mine(dims.first, dims.second);
-    mine.Store(shared.integers.query[buffer], column, step);
+    mine.Store(shared.integers.query[Tile::kOneQuery ? 0 : buffer], column, step);
     const float scaled = dims.weight * mine.unit;
     shared.integers.weight[buffer][column] = scaled;
     fits = mine.fits && IntegerQuery::FitsWeight(dims.weight, scaled);

@@ -41,7 +41,12 @@ struct IndexScoresTile : IndexDims {
   // Math threads read the queries of decode from global memory and make integers of them; else the
   // copy engine brings them.
   static constexpr bool kFetchesQueries = kHasIntegers && kTokens == 1;
+  // Then one buffer of integers is enough, whose address is the same in every product.
+  static constexpr bool kOneQuery = kFetchesQueries;
   static constexpr int kStartTiles = kFetchesQueries ? 6 : 0;  // last as long as a token's start
+  // Math warpgroups wait for their next tile while products are on their way: in decode keys may be
+  // late, and sums that could run would wait for them.
+  static constexpr bool kWaitsAhead = kTokens == 2;
   static constexpr int kFewTiles = 4;  // of a token group in a block: not worth making integers
   static constexpr int kKeyWarps = kMathGroups == 3 && !kHasIntegers ? 3 : 2;
   static constexpr int kThreads = kMathThreads + 128;  // key warps, query or integer warps
@@ -75,15 +80,15 @@ struct IndexItem {
   int pages[kTicketTiles];  // of the block table
 };
 
-// Keys and queries as integers: IntegerRow of each key, multipliers 0 in a tile of which a key is
-// not integers; queries [column, 128], with their units in the weights.
+// Keys and queries as integers: IntegerRows of each two keys; queries [column, 128], with their
+// units in the weights.
 template <typename Tile, bool kHasIntegers = Tile::kHasIntegers>
 struct alignas(1024) IntegersShared {
-  uint8_t query[2][Tile::kColumns * IndexDims::kDims];
+  uint8_t query[Tile::kOneQuery ? 1 : 2][Tile::kColumns * IndexDims::kDims];
   alignas(16) float weight[2][Tile::kColumns];
   alignas(16) uint32_t multipliers[Tile::kStages][kTileEntries];
   alignas(16) float factor[Tile::kStages][kTileEntries];
-  uint4 tables[5];  // IntegerTable of multipliers 1, 2 and 4
+  uint4 tables[4];  // from 1 on, IntegerTable of multipliers 1, 2 and 4
   uint64_t scale_full[Tile::kStages];
 };
 template <typename Tile>

@@ -12,6 +12,12 @@
 // Where a math thread of the index scores kernel finds what it reads, and where its scores go.
 namespace lodestone::cuda {
 
+// A tile of fp4 keys that a warpgroup has waited for.
+struct ArrivedKeys {
+  uint32_t stages;          // of the ring, from the warpgroup's first one
+  uint32_t multipliers[2];  // of a thread's two rows
+};
+
 // What a math thread knows of its block's shared memory, found once: the compiler would find it
 // again for every tile.
 template <typename Tile>
@@ -36,7 +42,7 @@ struct MathView {
     return base + kIntegers + static_cast<uint32_t>(offsetof(Integers, multipliers)) +
            stage * (kTileEntries * 4) + integer_lane.multiplier;
   }
-  // The table of a multiplier of IntegerRow.
+  // The table of a byte of IntegerRows::multipliers.
   __device__ IntegerTable Table(uint32_t multiplier) const {
     if constexpr (!Tile::kSharedTables) return IntegerTable(multiplier / 16);
     const uint32_t tables = base + kIntegers + static_cast<uint32_t>(offsetof(Integers, tables));
@@ -52,7 +58,16 @@ struct MathView {
     return {keys(stage) + integer_lane.keys, multipliers(stage), factor(stage),
             base + static_cast<uint32_t>(offsetof(Shared, key_full)) + stage * 8};
   }
-  // The same by its key_full.
+  // Waits for the warpgroup's tile of turn `turn`; `start` are its places in the first stage.
+  __device__ ArrivedKeys WaitForTurn(const IntegerPlaces& start, uint32_t turn) const {
+    constexpr uint32_t kTurns = Tile::kStages / Tile::kMathGroups;  // stages of a warpgroup
+    uint32_t stages = turn % kTurns * Tile::kMathGroups;
+    asm volatile("" : "+r"(stages));  // else the compiler finds it again for every use
+    const IntegerPlaces at = start.Further(stages);
+    BarrierWait(at.barrier, turn / kTurns % 2);
+    return {stages, {LoadSharedByte(at.multipliers), LoadSharedByte(at.multipliers + 8 * 4)}};
+  }
+  // Gives a stage back, by its key_full.
   __device__ void ReleaseKeysAt(uint32_t key_full) const {
     __syncwarp();  // all lanes have read
     if (threadIdx.x % 32 != 0) return;
