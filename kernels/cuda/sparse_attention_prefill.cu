@@ -12,8 +12,8 @@
 // and, read by their columns, as V.
 //
 // Bound by products: 131,072 FLOP a key at 64 heads; the gather takes three quarters as long.
-// Measured on an H200 with 64 heads: 0.75 of the bound with 640 keys, 0.81 with 1,152
-// (docs/benchmarks.md says where the time goes).
+// Measured on three H200 with 64 heads: 0.76 to 0.78 of the bound with 640 keys, 0.81 to 0.83 with
+// 1,152 (docs/benchmarks.md says where the time goes).
 
 #include <algorithm>
 
