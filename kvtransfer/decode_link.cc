@@ -160,6 +160,10 @@ void DecodeLink::TakeOffers(std::vector<Offer>& offers) {
                                                    unanswered, " are not answered, limit is ",
                                                    terms_.slots_per_link)));
     }
+    if (offer.packing && !offer.early) {
+      return Kill(absl::InternalError(
+          absl::StrCat("offer ", offer.link_seq, " is not early and has no digests")));
+    }
     if (offer.early) {
       if (absl::Status wrong = CheckEarly(offer); !wrong.ok()) return Kill(wrong);
       early_offers_.insert(offer.link_seq);

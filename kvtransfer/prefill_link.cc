@@ -118,11 +118,14 @@ void PrefillLink::HandleVerdict(const OfferReply& reply, std::vector<Event>& eve
     if (offer.state == OfferState::kOffered) StartWriting(reply.link_seq, offer);
     return;
   }
-  if (reply.verdict == OfferVerdict::kCommitted) {
-    if (offer.state == OfferState::kOffered) {
-      return Kill(absl::DataLossError(
-          absl::StrCat("offer ", reply.link_seq, " was committed before its bytes were sent")));
-    }
+  const bool committed = reply.verdict == OfferVerdict::kCommitted;
+  if (offer.state == OfferState::kPacking ||
+      (committed && offer.state == OfferState::kOffered)) {
+    return Kill(absl::DataLossError(
+        absl::StrCat("offer ", reply.link_seq, " was ", committed ? "committed" : "ended",
+                     " before its bytes were sent")));
+  }
+  if (committed) {
     const TimePoint now = clock_->Now();
     metrics_->ObservePhase(pair(), HandoffPhase::kMove, now - offer.since);
     if (const auto it = handoffs_.find(offer.lease); it != handoffs_.end()) it->second = now;
@@ -221,21 +224,40 @@ absl::Status PrefillLink::CheckOffers(TimePoint now) const {
 
 void PrefillLink::SendOffer(Offer offer, int slot, std::span<const std::byte> bytes,
                             bool may_be_early) {
+  offer.early = may_be_early && MayBeEarly();
+  const bool early = offer.early;
+  const uint64_t link_seq = Send(std::move(offer), {.slot = slot, .bytes = bytes});
+  if (early && up()) StartWriting(link_seq, offers_.at(link_seq));
+}
+
+uint64_t PrefillLink::SendPacking(Offer offer, int slot, std::span<const std::byte> bytes) {
+  CHECK(MayBeEarly());
+  offer.early = true;
+  offer.packing = true;
+  return Send(std::move(offer), {.slot = slot, .bytes = bytes, .state = OfferState::kPacking});
+}
+
+void PrefillLink::SendPacked(uint64_t link_seq) {
   CHECK(up());
-  const bool early = may_be_early && MayBeEarly();
+  StartWriting(link_seq, offers_.at(link_seq));
+}
+
+uint64_t PrefillLink::Send(Offer offer, Outstanding outstanding) {
+  CHECK(up());
   const uint64_t link_seq = ++last_seq_;
   offer.link_seq = link_seq;
-  offer.early = early;
-  offers_[link_seq] = {.lease = offer.lease,
-                       .slot = slot,
-                       .bytes = bytes,
-                       .since = clock_->Now(),
-                       .early = early};
-  if (absl::Status fault = FAILPOINT("kvtransfer.offer"); !fault.ok()) return Kill(fault);
+  outstanding.lease = offer.lease;
+  outstanding.early = offer.early;
+  outstanding.since = clock_->Now();
+  offers_[link_seq] = outstanding;
+  if (absl::Status fault = FAILPOINT("kvtransfer.offer"); !fault.ok()) {
+    Kill(fault);
+    return link_seq;
+  }
   ToDecode message;
   message.offers.push_back(std::move(offer));
   control_->Send(std::move(message));
-  if (early) StartWriting(link_seq, offers_.at(link_seq));
+  return link_seq;
 }
 
 // An early offer comes after offers that are all granted: those whose bytes are not on their way

@@ -83,6 +83,13 @@ class PrefillLink {
   void PrepareOffer() { writer_->Prepare(); }
   // With `may_be_early` and a slot that decode keeps free for it, the bytes follow at once.
   void SendOffer(Offer offer, int slot, std::span<const std::byte> bytes, bool may_be_early);
+  // An offer whose rows are not packed yet, so without digests. REQUIRES: MayBeEarly(), and all
+  // offers packed before have been sent. Its bytes follow with SendPacked(its link_seq), which must
+  // come, whatever becomes of the request.
+  uint64_t SendPacking(Offer offer, int slot, std::span<const std::byte> bytes);
+  void SendPacked(uint64_t link_seq);
+  // Whether the bytes of an offer may follow without READY now.
+  bool MayBeEarly() const;
   void SendHandoff(Handoff handoff);
   void SendCancel(LeaseId lease, std::string_view reason);
   void NameLeases(std::vector<LeaseId> leases);
@@ -97,7 +104,7 @@ class PrefillLink {
 
  private:
   enum class State : uint8_t { kOpening, kConnecting, kUp, kDead };
-  enum class OfferState : uint8_t { kOffered, kWriting, kWritten };
+  enum class OfferState : uint8_t { kPacking, kOffered, kWriting, kWritten };
   struct Outstanding {
     LeaseId lease = kNoLease;
     int slot = -1;
@@ -112,8 +119,8 @@ class PrefillLink {
   void Handle(ToPrefill message, std::vector<PrefillLinkEvent>& events);
   void HandleAccept(const LinkAccept& accept);
   void HandleVerdict(const OfferReply& reply, std::vector<PrefillLinkEvent>& events);
+  uint64_t Send(Offer offer, Outstanding outstanding);
   void StartWriting(uint64_t link_seq, Outstanding& offer);
-  bool MayBeEarly() const;
   void HandleSlotEvent(const SlotEvent& event, std::vector<PrefillLinkEvent>& events);
   void CheckDeadlines();
   absl::Status CheckOffers(TimePoint now) const;

@@ -61,6 +61,7 @@ void SetOffer(const Offer& offer, v1::Offer* proto) {
   proto->set_bytes(offer.bytes);
   SetManifest(offer.kinds, proto->mutable_kinds());
   proto->set_early(offer.early);
+  proto->set_packing(offer.packing);
 }
 
 absl::StatusOr<Offer> ParseOffer(const v1::Offer& proto) {
@@ -73,7 +74,8 @@ absl::StatusOr<Offer> ParseOffer(const v1::Offer& proto) {
               .first_row = proto.first_row(),
               .num_rows = proto.num_rows(),
               .bytes = proto.bytes(),
-              .early = proto.early()};
+              .early = proto.early(),
+              .packing = proto.packing()};
   if (offer.from_tokens < 0) return Negative("from_tokens", offer.from_tokens);
   if (offer.to_tokens < 0) return Negative("to_tokens", offer.to_tokens);
   if (offer.first_row < 0) return Negative("first_row", offer.first_row);

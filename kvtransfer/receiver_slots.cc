@@ -227,8 +227,12 @@ void SlotReceiver::Commit(Scattering scattered, const RowDigests& digests, Hando
   metrics_.ObservePhase(link.pair(), HandoffPhase::kScatter,
                         options_.clock->Now() - scattered.started);
   metrics_.AddBytes(link.pair(), received);
-  metrics_.CountComparison(received, offer.kinds);
-  if (std::string differing = DifferingKind(received, offer.kinds); !differing.empty()) {
+  Manifest offered = offer.kinds;
+  for (size_t kind = 0; offer.packing && kind < offered.size(); ++kind) {
+    offered[kind].digest = digests[kind];  // not known yet when offered; the totals will have it
+  }
+  metrics_.CountComparison(received, offered);
+  if (std::string differing = DifferingKind(received, offered); !differing.empty()) {
     link.Answer(offer.link_seq, OfferVerdict::kCorrupt, differing);
     return Fail(offer.lease, absl::DataLossError(differing), target);
   }

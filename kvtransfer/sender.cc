@@ -93,6 +93,7 @@ void SlotSender::Forget(LeaseId lease, std::string_view reason) {
 }
 
 std::vector<HandoffOutcome> SlotSender::Pump() {
+  AwaitOfferedPacks();  // of the last call, after which first tokens left
   for (auto& [decode, peer] : peers_) PumpPeer(decode, peer);
   AdvanceAll();
   // Packing may have shown that a link is dead.

@@ -75,14 +75,14 @@ class SlotSender final : public Sender {
     std::optional<Handoff> handoff = {};  // set by Finish
     Section section = {};
     int32_t chunk = 0;
-    int num_packing = 0;      // slots that are not offered yet
+    int num_packing = 0;      // slots that are not packed yet
     bool bound = false;
     bool handed_off = false;  // Handoff sent
     TimePoint all_committed{};
     Manifest totals{};
   };
 
-  // An offer whose rows the device packs.
+  // Rows that the device packs.
   struct Packing {
     InstanceId decode = {};
     uint64_t epoch = 0;  // of the link
@@ -90,6 +90,7 @@ class SlotSender final : public Sender {
     int slot = -1;
     Offer offer = {};
     TimePoint started{};
+    uint64_t sent = 0;  // link_seq of the offer if that is sent already; the slot is the link's
   };
 
   SlotSender(SenderOptions options, std::vector<StagingSlots> slots);
@@ -109,11 +110,16 @@ class SlotSender final : public Sender {
   bool Advance(LeaseId lease, Outgoing& outgoing);
   static bool NextSection(Outgoing& outgoing);
   bool PackSlot(LeaseId lease, Outgoing& outgoing, Peer& peer);
+  // Whether the offer may go out before its rows are packed.
+  bool MayOfferPacking(const Packing& packing, const Outgoing& outgoing) const;
+  // Until the oldest pack is not one of rows that are offered.
+  void AwaitOfferedPacks();
   // Offers what is packed by now, in order; false if nothing was.
   bool OfferPacked();
   void SendPacked(Packing packed, const RowDigests& digests);
-  PrefillLink* LinkOf(const Packing& packing);
+  PrefillLink* LinkOf(const Packing& packing) const;
   bool NobodyElseIsAwaited(const InstanceId& decode) const;
+  // Not offered yet.
   int NumPacking(const InstanceId& decode, uint64_t epoch) const;
   std::vector<TransportOffer> Offerable(const Peer& peer) const;
   std::string WhyNotTheBest(const Peer& peer) const;

@@ -15,6 +15,10 @@ namespace {
 // sooner, and the bytes move while the slot after it is packed.
 constexpr int64_t kFirstPart = 4;
 
+// A pack takes 20 to 60 us. Decode waits for one that was offered before, with multiprocessors, and
+// the worker's next step must not come between: so Pump does, too. Not longer than this.
+constexpr std::chrono::milliseconds kPackLimit{2};
+
 // One frozen decode worker cannot hold more than half of the staging memory.
 int HalfOf(int slots) { return std::max(1, slots / 2); }
 
@@ -112,6 +116,10 @@ bool SlotSender::PackSlot(LeaseId lease, Outgoing& outgoing, Peer& peer) {
                             .kinds = CountKinds(runs)},
                   .started = options_.clock->Now()};
   packing.offer.bytes = TotalBytes(packing.offer.kinds);
+  if (MayOfferPacking(packing, outgoing)) {
+    const auto bytes = slots.bytes(*slot).first(static_cast<size_t>(packing.offer.bytes));
+    packing.sent = link.SendPacking(packing.offer, *slot, bytes);
+  }
   options_.ops->PackRows({.runs = runs,
                           .slot = slots.bytes(*slot).data(),
                           .slot_bytes = slots.slot_bytes(),
@@ -122,6 +130,21 @@ bool SlotSender::PackSlot(LeaseId lease, Outgoing& outgoing, Peer& peer) {
   ++outgoing.num_packing;
   packing_.push_back(std::move(packing));
   return true;
+}
+
+// Only the last rows of a prompt, with nothing else to pack before them: that takes less time than
+// the offer does to decode.
+bool SlotSender::MayOfferPacking(const Packing& packing, const Outgoing& outgoing) const {
+  return outgoing.handoff.has_value() && LinkOf(packing)->MayBeEarly() &&
+         NobodyElseIsAwaited(packing.decode) &&
+         std::all_of(packing_.begin(), packing_.end(), [](const Packing& p) { return p.sent > 0; });
+}
+
+void SlotSender::AwaitOfferedPacks() {
+  while (device_.ok() && !packing_.empty() && packing_.front().sent > 0 &&
+         options_.clock->Now() - packing_.front().started < kPackLimit) {
+    OfferPacked();
+  }
 }
 
 bool SlotSender::OfferPacked() {
@@ -145,15 +168,21 @@ void SlotSender::SendPacked(Packing packed, const RowDigests& digests) {
   StagingSlots& slots = slots_[packed.transport];
   PrefillLink* link = LinkOf(packed);
   const auto lease = leases_.find(packed.offer.lease);
-  if (link == nullptr || lease == leases_.end()) return slots.GiveBack(packed.slot);
+  if (packed.sent > 0 && link != nullptr) link->SendPacked(packed.sent);
+  if (link == nullptr || lease == leases_.end()) {
+    if (packed.sent == 0) slots.GiveBack(packed.slot);
+    return;
+  }
   --lease->second.num_packing;
   Offer& offer = packed.offer;
   for (size_t kind = 0; kind < offer.kinds.size(); ++kind) offer.kinds[kind].digest = digests[kind];
   metrics_.ObservePhase(link->pair(), HandoffPhase::kPack, options_.clock->Now() - packed.started);
   metrics_.AddBytes(link->pair(), offer.kinds);
   Accumulate(offer.kinds, lease->second.totals);
-  const auto bytes = slots.bytes(packed.slot).first(static_cast<size_t>(offer.bytes));
-  link->SendOffer(std::move(offer), packed.slot, bytes, NobodyElseIsAwaited(packed.decode));
+  if (packed.sent == 0) {
+    const auto bytes = slots.bytes(packed.slot).first(static_cast<size_t>(offer.bytes));
+    link->SendOffer(std::move(offer), packed.slot, bytes, NobodyElseIsAwaited(packed.decode));
+  }
   if (options_.data[packed.transport]->slots_on_device()) last_news_ = options_.clock->Now();
 }
 
@@ -166,7 +195,7 @@ bool SlotSender::NobodyElseIsAwaited(const InstanceId& decode) const {
 }
 
 // Null if it is not that link any more.
-PrefillLink* SlotSender::LinkOf(const Packing& packing) {
+PrefillLink* SlotSender::LinkOf(const Packing& packing) const {
   const auto peer = peers_.find(packing.decode);
   if (peer == peers_.end() || peer->second.epoch != packing.epoch) return nullptr;
   PrefillLink* link = peer->second.link.get();
@@ -175,7 +204,7 @@ PrefillLink* SlotSender::LinkOf(const Packing& packing) {
 
 int SlotSender::NumPacking(const InstanceId& decode, uint64_t epoch) const {
   return static_cast<int>(std::count_if(packing_.begin(), packing_.end(), [&](const Packing& p) {
-    return p.decode == decode && p.epoch == epoch;
+    return p.decode == decode && p.epoch == epoch && p.sent == 0;
   }));
 }
 

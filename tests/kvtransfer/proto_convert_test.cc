@@ -65,7 +65,8 @@ TEST(ProtoConvertTest, RequestComesBackAsItWent) {
                             .num_rows = 8,
                             .bytes = 4096,
                             .kinds = SomeManifest(),
-                            .early = true});
+                            .early = true,
+                            .packing = true});
   message.handoffs.push_back(SomeHandoff());
   message.cancels.push_back({LeaseId(6), "why"});
   message.leases = {LeaseId(1), LeaseId(2)};
@@ -80,6 +81,7 @@ TEST(ProtoConvertTest, RequestComesBackAsItWent) {
   EXPECT_EQ(back->offers[0].kinds, message.offers[0].kinds);
   EXPECT_TRUE(back->offers[0].final);
   EXPECT_TRUE(back->offers[0].early);
+  EXPECT_TRUE(back->offers[0].packing);
   ASSERT_EQ(back->handoffs.size(), 1u);
   EXPECT_EQ(back->handoffs[0].first_token, message.handoffs[0].first_token);
   EXPECT_EQ(back->handoffs[0].sampling.logit_bias, message.handoffs[0].sampling.logit_bias);
