@@ -15,8 +15,9 @@ namespace lodestone {
 namespace {
 
 // Slots that a link's first offers find without asking: enough for the way there and back of a
-// grant. Never more than a quarter of all for one link, or half for all.
-constexpr int kEarlySlots = 3;
+// grant, which takes up to 0.25 ms, and for all of a short prompt. Never more than a quarter of all
+// for one link, or half for all.
+constexpr int kEarlySlots = 6;
 
 absl::Status OutOfOrder(const Offer& offer, std::string_view what, int64_t have, int64_t got) {
   return absl::DataLossError(absl::StrCat("offer ", offer.link_seq, " is out of order: ",

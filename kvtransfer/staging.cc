@@ -21,6 +21,7 @@ absl::StatusOr<StagingSlots> StagingSlots::Allocate(int num_slots, int64_t slot_
   ASSIGN_OR_RETURN(slots.buffer_, Buffer::Allocate(num_slots * slot_bytes, place));
   const int64_t digest_bytes = num_slots * static_cast<int64_t>(sizeof(RowDigests));
   ASSIGN_OR_RETURN(slots.digests_, Buffer::Allocate(digest_bytes, WorkMemory(device)));
+  slots.moves_.FillBytes(slots.digests_.data(), 0, digest_bytes);
   ASSIGN_OR_RETURN(slots.host_digests_, Buffer::Allocate(digest_bytes, SharedMemory(device)));
   ASSIGN_OR_RETURN(slots.engine_place_, Event::Create(device));
   ASSIGN_OR_RETURN(slots.last_move_, Event::Create(device));
@@ -62,13 +63,13 @@ uint64_t* StagingSlots::digests(const Buffer& of_all, int slot) const {
 uint64_t* StagingSlots::BeginMove(int slot) {
   engine_place_.Record(*engine_);
   moves_.WaitFor(engine_place_);
-  moves_.FillBytes(digests(digests_, slot), 0, sizeof(RowDigests));
   return digests(digests_, slot);
 }
 
 void StagingSlots::EndMove(int slot) {
   moves_.Copy(digests(host_digests_, slot), digests(digests_, slot), sizeof(RowDigests));
   moved_[static_cast<size_t>(slot)].Record(moves_);
+  moves_.FillBytes(digests(digests_, slot), 0, sizeof(RowDigests));  // for the next one
 }
 
 absl::StatusOr<bool> StagingSlots::Moved(int slot, RowDigests& digests_out) const {

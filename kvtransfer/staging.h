@@ -59,7 +59,7 @@ class StagingSlots {
   Stream* engine_;
   Stream moves_;
   Buffer buffer_;
-  Buffer digests_;       // RowDigests of every slot, where ops work
+  Buffer digests_;       // RowDigests of every slot, where ops work; 0 between moves
   Buffer host_digests_;  // a copy
   Event engine_place_;
   std::vector<Event> moved_;  // by slot

@@ -60,11 +60,11 @@ TEST(EarlyOfferTest, BytesOfTheFirstOffersGoOutBeforeDecodeHasAnswered) {
   EarlyPair pair;
   const auto prompt = pair.Prompt(kLength, 1);
   pair.ExpectIntact(pair.Finish(*prompt), *prompt);
-  EXPECT_EQ(pair.early_slots, 3);
-  EXPECT_GE(pair.early_offers, 3);
+  EXPECT_EQ(pair.early_slots, 4);
+  EXPECT_GE(pair.early_offers, 4);
   EXPECT_TRUE(pair.written_before_ready.contains(1));
-  EXPECT_TRUE(pair.written_before_ready.contains(3));
-  EXPECT_FALSE(pair.written_before_ready.contains(4)) << "no slot was kept free for it";
+  EXPECT_TRUE(pair.written_before_ready.contains(4));
+  EXPECT_FALSE(pair.written_before_ready.contains(5)) << "no slot was kept free for it";
   EXPECT_TRUE(pair.RunUntilIdle());
 }
 
@@ -321,7 +321,7 @@ TEST(EarlyOfferTest, EverySlotComesBackWheneverARequestEnds) {
       const auto next = pair.Prompt(kLength, 3);
       for (int i = 0; i < 700; ++i) pair.Step();  // longer than the first back-off
       pair.ExpectIntact(pair.Finish(*next), *next);
-      EXPECT_EQ(pair.early_slots, 3);
+      EXPECT_EQ(pair.early_slots, 4);
       EXPECT_TRUE(pair.RunUntilIdle());
     }
   }
