@@ -5,21 +5,29 @@
 // back, so that all lists below are in the order of entries.
 //   1. The first batch gives a bound that somewhat more than k scores reach: each block counts the
 //      maxima of small groups of scores in bins; the lowest bound of the blocks is the row's. If
-//      the row is one batch, at least k scores reach it.
+//      the row is one batch, at least k scores reach it. Where most of the sample is as low as its
+//      lowest, as where relu has left few scores above zero, the bound is just above that.
 //   2. A warp puts aside four scores next to each other if one of them reaches the bound (an item).
 //   3. The scores of the items that reach it, the candidates, are put together, by a cluster in its
 //      first block.
 //   4. That block finds the k-th candidate: the bin that holds it, then a rank among the few in it.
 //      Score and entry are one number, larger for the lower entry, so that no two are equal.
-//   5. It writes those that are not ranked lower.
-// A row with too few or too many candidates (most scores are equal, say) is selected from by
-// histograms over all of it, read again each time. No result depends on the order of atomics.
+//   5. It writes those that are not ranked lower. Fewer than k candidates and the first scores just
+//      below the bound, if so many are equal, are the k largest.
+// Where the scores that reach the bound crowd in few warps, which have no places for them, the row
+// is read again, once to count them and once to put them together. Any other row with too few or
+// too many candidates is read for histograms of the keys of its scores, then to write what is above
+// the k-th and the first of its equals. No result depends on the order of atomics.
 //
 // A row of up to 32,768 is held in shared memory by a block (TopKHeldKernel), all of it on its way
 // at one time. The bound comes from a sample that is loaded first, an eighth spread over the row,
 // and is known before the rest has arrived. Each warp lists its own candidates; they stay where
 // they are, and how many chosen ones are before a warp's comes from the counts above the k-th's bin
-// and the few in it. A bound that fewer than k scores reach is lowered once.
+// and the few in it. Otherwise (SelectFromHeldRow):
+//   - where one list is long, or too many are in that bin, they are put together as above;
+//   - where fewer than k scores reach the bound, the next is what k of the sample reach;
+//   - where the sample gives no bound, a pass over the row, in masks, sees whether the k-th is zero
+//     or the sample's lowest, and writes; if it is above, that is the bound.
 //
 // Bound: latency of the launch, the load and of 7 to 9 barriers for few rows, bytes for many.
 // Measured on an H200: 4.1 us for one row of 32,768, 5.4 for 64, 0.71 of the bound for 1,024 such
@@ -58,18 +66,38 @@ __device__ void StoreAll(int visible, int k, int32_t* out) {
   for (int i = threadIdx.x; i < k; i += Tile::kThreads) out[i] = i < visible ? i : -1;
 }
 
-// Whether the k-th is among the candidates; then it has written the k largest.
+// Where the k-th is not among the candidates: whether it has written the k largest, these and
+// equals of what they are above. If not, the row's pivot is set.
+template <int kSlots>
+__device__ bool SelectFromFew(const RowPart<kSlots>& part, const Bound& bound, const Quota& quota,
+                              uint32_t count, const Candidate* candidates, int k, int32_t* out,
+                              TopKShared& shared) {
+  if (count < static_cast<uint32_t>(k) && !quota.all) {
+    const CandidateList list(count, candidates);
+    if (StoreWithEquals(reinterpret_cast<const float4*>(part.scores), part.fours,
+                        Below(bound.bound), static_cast<uint32_t>(k), list, out, shared)) {
+      return true;
+    }
+  }
+  if (threadIdx.x == 0) shared.pivot = PivotOf(quota.all ? bound.low : Below(bound.bound));
+  return false;
+}
+
+// Whether it has written the k largest.
 template <typename Row>
 __device__ bool Select(Row& row, const Quota& quota, int k, int32_t* out, const OneBlock& team,
                        TopKShared& shared) {
   const Bound bound = BoundOfRow(row, quota, team, shared);
   const uint32_t count = Gather(row.Filter(bound.bound, shared), bound.bound, shared);
-  if (count > Tile::kMaxCandidates) return false;
-  const CandidateList list(count, shared.candidates);
-  const uint64_t kth =
-      SelectFromList(list, static_cast<uint32_t>(k), bound, row.part.visible, shared);
-  if (kth != 0) StoreFromList(list, kth, out, shared);
-  return kth != 0;
+  if (count <= Tile::kMaxCandidates) {
+    const CandidateList list(count, shared.candidates);
+    const uint64_t kth = SelectFromList(list, static_cast<uint32_t>(k), bound, shared);
+    if (kth != 0) {
+      StoreFromList(list, kth, out, shared);
+      return true;
+    }
+  }
+  return SelectFromFew(row.part, bound, quota, count, shared.candidates, k, out, shared);
 }
 
 // The same by a cluster, of which the first block selects from the candidates of all.
@@ -85,14 +113,18 @@ __device__ bool Select(Row& row, const Quota& quota, int k, int32_t* out, const 
   }
   if (team.rank != 0) return team.WaitForVerdict(shared);
   const uint32_t count = Receive(blocks, shared);
-  uint64_t kth = 0;
-  const CandidateList list(min(count, uint32_t{Tile::kMaxCandidates}), shared.ordered);
   if (count <= Tile::kMaxCandidates) {
-    kth = SelectFromList(list, static_cast<uint32_t>(k), bound, row.part.visible, shared);
+    const CandidateList list(count, shared.ordered);
+    const uint64_t kth = SelectFromList(list, static_cast<uint32_t>(k), bound, shared);
+    if (kth != 0) {
+      if (threadIdx.x < 32) team.ShareVerdict(true, shared);
+      StoreFromList(list, kth, out, shared);
+      return true;
+    }
   }
-  if (threadIdx.x < 32) team.ShareVerdict(kth != 0, shared);
-  if (kth != 0) StoreFromList(list, kth, out, shared);
-  return kth != 0;
+  const bool found = SelectFromFew(row.part, bound, quota, count, shared.ordered, k, out, shared);
+  if (threadIdx.x < 32) team.ShareVerdict(found, shared);
+  return found;
 }
 
 template <typename Row, typename Team>
@@ -123,7 +155,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Row::kBlocks)
   row.TakeFirst();
   if (Select(row, quota, args.k, out, team, shared)) return;
   SelectFromRow<Row::kSlots>(args, number, visible, team, shared);
-  if (team.rank == 0) StoreListed(args.k, visible, out, shared);
   team.Arrive();
   team.Wait();
 #endif
@@ -148,21 +179,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   int32_t* const out = args.top_entries + number * args.k;
   if (visible <= args.k) return StoreAll(visible, args.k, out);
   row.Load();
-  Bound bound = row.FindBound(quota.share, shared);
-  for (int attempt = 0; attempt < 2 && bound.bound > -kInfinity; ++attempt) {
-    const WarpList list(row, row.Filter(bound.bound, shared), shared);
-    if (SelectFromLists(list, bound, k, visible, out, shared)) return;
-    if (shared.bin.count != 0) break;
-    // The sample has more than its share of the largest.
-    bound.low -= 0.5f * Tile::kBins / bound.scale;
-    bound.scale *= 2.0f / 3;
-    bound.bound = bound.low;
-    __syncthreads();
-    if (threadIdx.x < Tile::kBins) shared.bins[threadIdx.x] = 0;
-    __syncthreads();
+  const HeldRow::Sample sample = row.CountSample(shared);
+  const Bound bound = row.FindBound(sample, quota.share, shared);
+  int count = 0;
+  if (bound.bound > -kInfinity) {
+    count = row.Filter(bound.bound, shared);
+    if (SelectFromLists(WarpList(row, count, shared), bound, k, out, shared)) return;
   }
   const HeldRow copy = row;  // a row whose address is taken is in local memory
-  SelectFromHeldRow(copy, k, out, shared);
+  const HeldRow::Sample counted = sample;
+  SelectFromHeldRow(copy, counted, bound, count, k, out, shared);
 #endif
 }
 

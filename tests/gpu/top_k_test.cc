@@ -36,6 +36,16 @@ using Draw = std::function<float(int64_t i, int64_t n, std::mt19937& random)>;
 
 float Normal(std::mt19937& random) { return std::normal_distribution<float>()(random); }
 
+// What relu leaves where a share of the scores is above zero.
+Draw AboveZero(float share) {
+  return [share](int64_t, int64_t, std::mt19937& r) {
+    const float score = std::fabs(Normal(r));
+    return std::uniform_real_distribution<float>()(r) < share ? score : 0.0f;
+  };
+}
+
+float FiveValues(int64_t, int64_t, std::mt19937& r) { return static_cast<float>(r() % 5) - 2; }
+
 struct NamedDraw {
   const char* name;
   Draw draw;
@@ -100,6 +110,19 @@ std::vector<NamedDraw> HostileDraws() {
        [](int64_t, int64_t, std::mt19937& r) {
          return std::ldexp(Normal(r), static_cast<int>(r() % 200) - 100);
        }},
+      {"two in five above zero", AboveZero(0.4f)},
+      {"one in ten above zero", AboveZero(0.1f)},
+      {"one in fifty above zero", AboveZero(0.02f)},
+      {"one in 200 above zero", AboveZero(0.005f)},
+      {"one in 5,000 above zero", AboveZero(0.0002f)},
+      {"all zero", AboveZero(0)},
+      {"zeros between few above and many below",
+       [](int64_t, int64_t, std::mt19937& r) {
+         const float score = Normal(r);
+         return score > 2.6f || score < -0.1f ? score : 0.0f;
+       }},
+      {"all equal but few",
+       [](int64_t i, int64_t, std::mt19937& r) { return i % 100 == 3 ? Normal(r) : -2.5f; }},
   };
 }
 
@@ -244,6 +267,36 @@ TEST(TopKTest, OneEntryIsTheLargest) {
     }
   }
   for (size_t draw : {0, 2, 4}) ExpectDraw(draws[draw], {9001, 5, 1}, 1, kHeld);
+}
+
+// What the sanitizers run: one warp has nearly all of the highest, or the sample has all of them or
+// none.
+TEST(TopKTest, RowsUnlikeTheirSampleMatchReference) {
+  const NamedDraw run = {"1,100 together", [](int64_t i, int64_t n, std::mt19937& r) {
+                           return Normal(r) + (i >= n / 2 && i < n / 2 + 1100 ? 20.0f : 0);
+                         }};
+  ExpectDraw(run, {20480}, 512, kHeld);
+  ExpectDraw(run, {20480}, 512, {.cluster = 1});
+  ExpectDraw(run, {40960}, 512, {.cluster = 2, .per_thread = 64, .ring = true});
+  const NamedDraw sampled = {"highest in the sample", [](int64_t i, int64_t, std::mt19937& r) {
+                               return Normal(r) + (i % 256 < 32 ? 20.0f : 0);
+                             }};
+  ExpectDraw(sampled, {32768}, 512, kHeld);
+  ExpectDraw({"one in fifty above zero", AboveZero(0.02f)}, {20480}, 384, kHeld);
+}
+
+// What the sanitizers run: the k-th is zero or another value that many have.
+TEST(TopKTest, EqualScoresAreChosenByEntry) {
+  const Draw last = [](int64_t i, int64_t n, std::mt19937&) { return i + 1 == n ? 1.0f : 0.0f; };
+  for (const NamedDraw& draw :
+       {NamedDraw{"few above zero", AboveZero(0.0005f)}, NamedDraw{"five values", FiveValues},
+        NamedDraw{"the last above zero", last}}) {
+    ExpectDraw(draw, {78, 9002, 20}, 16, {.cluster = 1});
+    ExpectDraw(draw, {9001, 20}, 16, kHeld);
+    ExpectDraw(draw, {1001, 20}, 16, {.cluster = 1});
+    ExpectDraw(draw, {9001, 3000, 20}, 16, {.cluster = 2, .per_thread = 64});
+    ExpectDraw(draw, {9001, 3000, 20}, 16, {.cluster = 2, .per_thread = 64, .ring = true});
+  }
 }
 
 }  // namespace

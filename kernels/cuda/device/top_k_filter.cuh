@@ -1,7 +1,7 @@
 #pragma once
 
 #include "kernels/cuda/device/shared_memory.cuh"
-#include "kernels/cuda/device/top_k_bins.cuh"
+#include "kernels/cuda/device/top_k_kth.cuh"
 
 // The filter of kernels/cuda/top_k.cu: a bound that somewhat more than k scores of a row reach, and
 // the items that hold them.
@@ -45,7 +45,7 @@ __device__ inline SampleRange RangeOfSample(float smallest, float largest, bool 
   // The highest of the warps' lowest and the lowest of their highest.
   const float low = ScoreOf(__reduce_max_sync(~0u, range.x == ~0u ? kLowestKey : range.x));
   const float high = ScoreOf(__reduce_min_sync(~0u, range.y == kNanKey ? ~0u : range.y));
-  return {low, fminf(most, high + (high - low))};
+  return {low, low < high ? fminf(most, high + (high - low)) : most};
 }
 
 // Counts the maxima of this block's groups in bins; those that are no numbers in the lowest.
@@ -80,17 +80,15 @@ __device__ inline SampleRange CountSample(const Row& row, const Quota& quota, To
   return range;
 }
 
-// A bound that `quota.share` groups of this block reach. By a warp, after CountSample.
+// A bound that `quota.share` groups of this block reach; where too many are as low as the lowest,
+// just above it or zero. By a warp, after CountSample.
 __device__ inline float BoundOfBlock(const SampleRange& range, const Quota& quota,
                                      const TopKShared& shared) {
-  const float lowest = ScoreOf(kLowestKey);
-  if (quota.all) return lowest;
+  if (quota.all) return ScoreOf(kLowestKey);
   const OwnBin own = FindOwnBin(static_cast<uint32_t>(quota.share), shared.sample_bins);
-  const uint32_t holds = __ballot_sync(~0u, own.holds);
-  if (holds == 0) return lowest;
+  const uint32_t holds = __ballot_sync(~0u, own.holds && own.bin.number > 0);
+  if (holds == 0) return Above(PivotOf(range.low));
   const int number = __shfl_sync(~0u, own.bin.number, __ffs(static_cast<int>(holds)) - 1);
-  // The lowest bin holds also what is below the range.
-  if (number == 0) return lowest;
   return range.low + (static_cast<float>(number) - 0.01f) * (range.high - range.low) / Tile::kBins;
 }
 

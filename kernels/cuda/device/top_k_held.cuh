@@ -15,15 +15,6 @@ __device__ inline float OfOrder(int order) {
   return __int_as_float(order ^ (order >> 31 & INT32_MAX));
 }
 
-constexpr float kInfinity = __builtin_huge_valf();
-
-// The largest number that is smaller. REQUIRES: `number` is above -inf.
-__device__ inline float Below(float number) {
-  const int bits = __float_as_int(number);
-  if ((bits & INT32_MAX) == 0) return __int_as_float(INT32_MIN + 1);
-  return __int_as_float(bits + (bits < 0 ? 1 : -1));
-}
-
 // Each warp has a piece of the row, in two halves that the copy engine brings, so that all of it is
 // on its way at one time and no thread spends instructions on it. Before, a sample is loaded.
 struct HeldRow {
@@ -118,8 +109,13 @@ struct HeldRow {
     return {OfOrder(__reduce_min_sync(~0u, low)), most, most};
   }
 
-  // What `share` float4 of the sample reach; -inf if none is known. REQUIRES: bounds[0] is -inf.
-  __device__ Bound FindBound(int share, TopKShared& shared) const {
+  // The sample, counted in bins.
+  struct Sample {
+    ScoreBins bins;
+    float high;
+    float most;
+  };
+  __device__ Sample CountSample(TopKShared& shared) const {
     const float maxima[kSampleSlots] = {MaxOf(sample[0]), MaxOf(sample[1])};
     const Range range = RangeOf(maxima, shared);
     const ScoreBins bins{range.low, BinScale(range.high - range.low)};
@@ -128,15 +124,23 @@ struct HeldRow {
       AddSharedIf(score == score, SharedAddress(&shared.sample_bins[bins.Of(score)]), 1);
     }
     __syncthreads();
+    return {bins, range.high, range.most};
+  }
+  // What `share` float4 of the sample reach; -inf if none is known. REQUIRES: bounds[0] is -inf.
+  __device__ Bound FindBound(const Sample& counted, int share, TopKShared& shared) const {
     if (warp == 0) {
       const OwnBin own = FindOwnBin(static_cast<uint32_t>(share), shared.sample_bins);
       // The lowest bin holds also what is below the range.
-      if (own.holds && own.bin.number > 0) shared.bounds[0] = bins.LowerEdge(own.bin.number);
+      if (own.holds && own.bin.number > 0) {
+        shared.bounds[0] = counted.bins.LowerEdge(own.bin.number);
+      }
     }
     __syncthreads();
-    const float bound = shared.bounds[0];
-    const bool near = range.most - bound <= 16 * (range.high - bound);
-    return {bound, bound, BinScale((near ? range.most : range.high) - bound)};
+    return BinsFrom(counted, shared.bounds[0]);
+  }
+  __device__ static Bound BinsFrom(const Sample& counted, float bound) {
+    const bool near = counted.most - bound <= 16 * (counted.high - bound);
+    return {bound, bound, BinScale((near ? counted.most : counted.high) - bound)};
   }
 
   __device__ void StoreTail() const {
@@ -145,19 +149,15 @@ struct HeldRow {
     }
     __syncwarp();
   }
-  __device__ void WaitForAll() const {
-    StoreTail();
-    BarrierWait(&memory.full[warp][0], 0);
-    BarrierWait(&memory.full[warp][1], 0);
-  }
-
-  // Bit 4 i + c: component c of this lane's float4 i of a half reaches the bound.
-  __device__ uint32_t Reaching(int half, float bound) const {
+  // Bit 4 i + c: component c of this lane's float4 i of a half is of the row.
+  __device__ uint32_t Within(int half) const {
     const int count = min(max(length - 4 * (half * kHalf + kOwn * lane), 0), 32);
-    const uint32_t within = count == 0 ? 0 : ~0u >> (32 - count);
+    return count == 0 ? 0 : ~0u >> (32 - count);
+  }
+  // The same of what reaches the bound. REQUIRES: `bound` is above -inf.
+  __device__ uint32_t Reaching(int half, float bound) const {
     const float4* const own = memory.fours[warp] + half * kHalf + kOwn * lane;
     BarrierWait(&memory.full[warp][half], 0);
-    if (!(bound > -kInfinity)) return within;
     const float below = Below(bound);
     // Lanes next to each other begin with different ones of their float4, so that banks differ.
     uint32_t bytes[kOwn / 2] = {};
@@ -172,10 +172,38 @@ struct HeldRow {
       byte = __funnelshift_l(__float_as_uint(below - four.x), byte, 1);
     }
     const uint32_t bits = bytes[0] + (bytes[1] << 8) + (bytes[2] << 16) + (bytes[3] << 24);
-    return __funnelshift_l(bits, bits, 4 * lane) & within;
+    return __funnelshift_l(bits, bits, 4 * lane) & Within(half);
+  }
+  // The same of what is above a key, and of what equals it.
+  struct Masks {
+    uint32_t above;
+    uint32_t equal;
+  };
+  __device__ Masks Compare(int half, uint32_t key) const {
+    const float4* const own = memory.fours[warp] + half * kHalf + kOwn * lane;
+    BarrierWait(&memory.full[warp][half], 0);
+    const bool nan = key == kNanKey;
+    const float score = nan ? -kInfinity : ScoreOf(key);
+    uint32_t above = 0;
+    uint32_t reach = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float4 four = LoadSharedFloats(SharedAddress(own + ((lane + i) & 7)));
+      const float scores[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (scores[j] > score) above |= 1u << (4 * i + j);
+        if (scores[j] >= score) reach |= 1u << (4 * i + j);
+      }
+    }
+    const uint32_t within = Within(half);
+    above = __funnelshift_l(above, above, 4 * lane) & within;
+    reach = __funnelshift_l(reach, reach, 4 * lane) & within;
+    return nan ? Masks{reach, within & ~reach} : Masks{above, reach & ~above};
   }
 
   // Lists this warp's scores that reach the bound, in ascending order: their number.
+  // REQUIRES: `bound` is above -inf.
   __device__ int Filter(float bound, TopKShared& shared) const {
     StoreTail();
     uint32_t words[2];
@@ -214,8 +242,17 @@ struct HeldRow {
   // f(score, entry) of all of this warp.
   template <typename F>
   __device__ void ForEach(const F& f) const {
-#pragma unroll 1
-    for (int at = lane; at < length; at += 32) f(scores()[at], 4 * first + at);
+#pragma unroll 4
+    for (int at = lane; at < fours; at += 32) {
+      const float4 four = LoadSharedFloats(SharedAddress(&memory.fours[warp][at]));
+      const int entry = 4 * (first + at);
+      f(four.x, entry);
+      f(four.y, entry + 1);
+      f(four.z, entry + 2);
+      f(four.w, entry + 3);
+    }
+    const int at = 4 * fours + lane;
+    if (at < length) f(scores()[at], 4 * first + at);
   }
 };
 

@@ -26,6 +26,7 @@ struct WarpList {
     }
   }
   __device__ static int At(int round) { return static_cast<int>(threadIdx.x) % 32 + 32 * round; }
+  __device__ bool long_one() const { return end > Tile::kMaxListed; }
   // f(is, score, entry) by all lanes, of those that no lane keeps: whether this lane has one.
   template <typename F>
   __device__ void VisitOthers(const F& f) const {
@@ -38,25 +39,12 @@ struct WarpList {
   }
 };
 
-// Rank keys as scores and entries: what SelectKth takes.
-struct KeyList {
-  const uint64_t* keys;
-  int count;
-  template <typename F>
-  __device__ void ForEach(const F& f) const {
-    for (int i = threadIdx.x; i < count; i += Tile::kThreads) {
-      f(ScoreOf(static_cast<uint32_t>(keys[i] >> 32)),
-        static_cast<int>(~static_cast<uint32_t>(keys[i])));
-    }
-  }
-};
-
 // shared.kth = the k-th largest of `count` keys, of which each lane has two; a warp a key.
 __device__ inline void RankBinned(uint64_t low, uint64_t high, int count, uint32_t k,
                                   TopKShared& shared) {
 #pragma unroll 1
   for (int i = threadIdx.x / 32; i < count; i += Tile::kWarps) {
-    const uint64_t key = shared.binned[i];
+    const uint64_t key = shared.ranked[i];
     const int above =
         __popc(__ballot_sync(~0u, low > key)) + __popc(__ballot_sync(~0u, high > key));
     if (static_cast<uint32_t>(above) == k - 1 && threadIdx.x % 32 == 0) shared.kth = key;
@@ -82,31 +70,10 @@ __device__ inline void StoreList(const WarpList& list, const bool (&chosen)[Warp
   });
 }
 
-// The same of all warps where nothing but the k-th is known.
-__device__ inline void StoreFromKth(const WarpList& list, uint64_t kth, int32_t* out,
-                                    TopKShared& shared) {
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  bool chosen[WarpList::kOwn];
-  uint32_t count = 0;
-#pragma unroll
-  for (int i = 0; i < WarpList::kOwn; ++i) {
-    chosen[i] = list.At(i) < list.end && RankKey(list.own[i], list.entries[i]) >= kth;
-    count += __popc(__ballot_sync(~0u, chosen[i]));
-  }
-  list.VisitOthers([&](bool is, float score, int entry) {
-    count += __popc(__ballot_sync(~0u, is && RankKey(score, entry) >= kth));
-  });
-  if (lane == 0) shared.warp_sums[warp] = count;
-  __syncthreads();
-  const uint32_t before = __reduce_add_sync(~0u, lane < warp ? shared.warp_sums[lane] : 0);
-  StoreList(list, chosen, kth, before, out);
-}
-
 // Writes the k largest of the row, or returns false: the k-th is not among the candidates
-// (shared.bin.count is 0), or too many are in its bin.
+// (shared.bin.count is 0), or too many are in its bin or one list is too long.
 __device__ inline bool SelectFromLists(const WarpList& list, const Bound& bound, uint32_t k,
-                                       int visible, int32_t* out, TopKShared& shared) {
+                                       int32_t* out, TopKShared& shared) {
   constexpr int kOwn = WarpList::kOwn;
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
@@ -117,9 +84,13 @@ __device__ inline bool SelectFromLists(const WarpList& list, const Bound& bound,
     numbers[i] = list.At(i) < list.end ? static_cast<int>(bins.Of(list.own[i])) : -1;
     AddSharedIf(numbers[i] >= 0, SharedAddress(shared.bins) + 4 * numbers[i], 1);
   }
-  list.VisitOthers([&](bool is, float score, int) {
-    AddSharedIf(is, SharedAddress(&shared.bins[bins.Of(score)]), 1);
-  });
+  if (!list.long_one()) {
+    list.VisitOthers([&](bool is, float score, int) {
+      AddSharedIf(is, SharedAddress(&shared.bins[bins.Of(score)]), 1);
+    });
+  } else {  // so that all see that there are too many
+    AddSharedIf(lane == 0, SharedAddress(&shared.bins[Tile::kBins - 1]), kMaxHeldTopK);
+  }
   __syncthreads();
   if (warp == 0) {
     const OwnBin own = FindOwnBin(k, shared.bins);
@@ -130,7 +101,7 @@ __device__ inline bool SelectFromLists(const WarpList& list, const Bound& bound,
   for (int i = 0; i < kOwn; ++i) keys[i] = RankKey(list.own[i], list.entries[i]);
   __syncthreads();
   const Bin bin = shared.bin;
-  if (bin.count == 0 || bin.count > Tile::kMaxBinned) return false;
+  if (bin.count == 0 || bin.count > Tile::kMaxRanked) return false;
   uint32_t above = 0;
   uint32_t in[kOwn];  // lanes with one in the bin
   static_assert(kOwn == 2);
@@ -144,29 +115,21 @@ __device__ inline bool SelectFromLists(const WarpList& list, const Bound& bound,
     if (lane == 0) at = TakeShared(&shared.num_ranked, __popc(in[0]) + __popc(in[1]));
     at = __shfl_sync(~0u, at, 0);
     const uint32_t below = (1u << lane) - 1;
-    if (in[0] >> lane & 1) shared.binned[at + __popc(in[0] & below)] = keys[0];
-    if (in[1] >> lane & 1) shared.binned[at + __popc(in[0]) + __popc(in[1] & below)] = keys[1];
+    if (in[0] >> lane & 1) shared.ranked[at + __popc(in[0] & below)] = keys[0];
+    if (in[1] >> lane & 1) shared.ranked[at + __popc(in[0]) + __popc(in[1] & below)] = keys[1];
   }
   list.VisitOthers([&](bool is, float score, int entry) {
     const int number = is ? static_cast<int>(bins.Of(score)) : -1;
     above += __popc(__ballot_sync(~0u, number > bin.number));
     if (number == bin.number) {
-      shared.binned[TakeShared(&shared.num_ranked, 1)] = RankKey(score, entry);
+      shared.ranked[TakeShared(&shared.num_ranked, 1)] = RankKey(score, entry);
     }
   });
   if (lane == 0) shared.warp_sums[warp] = above;
   __syncthreads();
   const int count = static_cast<int>(bin.count);
-  if (count > Tile::kMaxRanked) {
-    if (threadIdx.x == 0) shared.num_ranked = 0;
-    const KeyList keys_of_bin = {shared.binned, count};
-    const uint64_t kth =
-        SelectKth(keys_of_bin, k - bin.above, Range{1, ~uint64_t{0}}, visible, OneBlock{}, shared);
-    StoreFromKth(list, kth, out, shared);
-    return true;
-  }
-  const uint64_t low = lane < count ? shared.binned[lane] : 0;
-  const uint64_t high = lane + 32 < count ? shared.binned[lane + 32] : 0;
+  const uint64_t low = lane < count ? shared.ranked[lane] : 0;
+  const uint64_t high = lane + 32 < count ? shared.ranked[lane + 32] : 0;
   RankBinned(low, high, count, k - bin.above, shared);
   uint32_t before = __reduce_add_sync(~0u, lane < warp ? shared.warp_sums[lane] : 0);
   __syncthreads();
@@ -184,15 +147,85 @@ __device__ inline bool SelectFromLists(const WarpList& list, const Bound& bound,
   return true;
 }
 
-// Writes the k largest of a row of which no bound is known that k scores reach.
-__device__ __noinline__ void SelectFromHeldRow(const HeldRow& row, uint32_t k, int32_t* out,
+// Writes the k largest of the row if this key is the k-th's; what is on both sides of it.
+__device__ __noinline__ Sides StoreIfKth(const HeldRow& row, uint32_t key, uint32_t k, int32_t* out,
+                                         TopKShared& shared) {
+  const HeldRow::Masks halves[2] = {row.Compare(0, key), row.Compare(1, key)};
+  const uint32_t counts = (__popc(halves[0].above) + __popc(halves[1].above)) |
+                          (__popc(halves[0].equal) + __popc(halves[1].equal)) << 16;
+  __syncthreads();  // nobody reads warp_sums any more
+  const Around around = AroundInBlock(counts, shared.warp_sums);
+  Wanted wanted{k};
+  if (!wanted.Narrow(key, around.all)) return around.all;
+  ChosenPlaces places(around, k);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int entry = 4 * (row.first + half * HeldRow::kHalf + HeldRow::kOwn * row.lane);
+    places.Take(halves[half].above, halves[half].equal,
+                [&](uint32_t place, int i) { out[place] = entry + i; });
+  }
+  return around.all;
+}
+
+// The same from the candidates put together: how many these are. It has written if they are k at
+// least and not more than kMaxGathered.
+__device__ inline uint32_t SelectFromGathered(const WarpList& list, const Bound& bound, uint32_t k,
+                                              int32_t* out, TopKShared& shared) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  __syncthreads();  // nobody reads warp_sums any more
+  if (lane == 0) shared.warp_sums[warp] = static_cast<uint32_t>(list.end);
+  if (threadIdx.x < Tile::kBins) shared.bins[threadIdx.x] = 0;
+  __syncthreads();
+  const uint32_t sum = lane < Tile::kWarps ? shared.warp_sums[lane] : 0;
+  const uint32_t total = __reduce_add_sync(~0u, sum);
+  if (total < k || total > Tile::kMaxGathered) return total;
+  Candidate* const to = shared.gathered + __reduce_add_sync(~0u, lane < warp ? sum : 0);
+  for (int i = lane; i < list.end; i += 32) {
+    const int index = list.indices[i];
+    to[i] = {list.scores[index], list.first + index};
+  }
+  __syncthreads();
+  const CandidateList all(total, shared.gathered);
+  StoreFromList(all, SelectFromList(all, k, bound, shared), out, shared);
+  return total;
+}
+
+// The same of a row of which `count` scores of this warp are listed, and SelectFromLists could not,
+// or of which no bound is known.
+__device__ __noinline__ void SelectFromHeldRow(const HeldRow& row, const HeldRow::Sample& sample,
+                                               Bound bound, int count, uint32_t k, int32_t* out,
                                                TopKShared& shared) {
-  row.WaitForAll();
-  const Range all = {uint64_t{kNanKey} << 32, ~uint64_t{0}};
-  const uint64_t kth = SelectKth(row, k, all, row.part.visible, OneBlock{}, shared);
-  const uint32_t key = static_cast<uint32_t>(kth >> 32);
-  const int count = row.Filter(key == kNanKey ? -kInfinity : ScoreOf(key), shared);
-  StoreFromKth(WarpList(row, count, shared), kth, out, shared);
+  const auto gathered = [&] {
+    return SelectFromGathered(WarpList(row, count, shared), bound, k, out, shared);
+  };
+  const auto done = [&](uint32_t total) { return total >= k && total <= Tile::kMaxGathered; };
+  Wanted wanted{k};
+  uint32_t total = 0;
+  if (bound.bound > -kInfinity) {
+    if (shared.bin.count != 0) total = gathered();
+    if (done(total)) return;
+    // The sample has more than its share of the largest, but then k of its own reach the next one.
+    __syncthreads();
+    if (threadIdx.x == 0) shared.bounds[0] = -kInfinity;
+    __syncthreads();
+    if (total < k) bound = row.FindBound(sample, static_cast<int>(k), shared);
+  }
+  row.StoreTail();
+  if (!(bound.bound > -kInfinity)) {
+    const float pivot = PivotOf(sample.bins.low);
+    if (wanted.Narrow(KeyOf(pivot), StoreIfKth(row, KeyOf(pivot), k, out, shared))) return;
+    const float above = Above(pivot);
+    if (wanted.high == ~0u) bound = {above, above, BinScale(sample.most - pivot)};
+  }
+  if (total < k && bound.bound > -kInfinity) {
+    count = row.Filter(bound.bound, shared);
+    if (done(gathered())) return;
+  }
+  const uint32_t zero = KeyOf(0);
+  if (!wanted.narrowed() && wanted.Narrow(zero, StoreIfKth(row, zero, k, out, shared))) return;
+  const uint64_t kth = FindKth(row, wanted, OneBlock{}, shared);
+  StoreIfKth(row, static_cast<uint32_t>(kth >> 32), k, out, shared);
 }
 
 }  // namespace lodestone::cuda::top_k

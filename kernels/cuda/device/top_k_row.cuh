@@ -24,10 +24,11 @@ struct Tile {
   static constexpr int kBins = 256;
   static constexpr int kMaxRanked = 64;
   static constexpr int kWarpScores = kMaxHeldTopK / kWarps;  // of a row that is held
-  static constexpr int kMaxBinned = 3584;                    // of such a row, in the k-th's bin
-  static constexpr int kWindow = 262144;                     // entries put in order at one time
-  static constexpr int kBuckets = 1024;                      // of a window
-  static constexpr int kOwnBuckets = kBuckets / kThreads;
+  // Of such a row: candidates of a warp that are selected from where they are, and of all warps
+  // that are otherwise put together.
+  static constexpr int kMaxListed = 256;
+  static constexpr int kMaxGathered = 3072;
+  static_assert(kMaxGathered % (2 * kThreads) == 0, "StoreFromList reads two rounds at a time");
   static_assert(kRounds % 2 == 0);
   static_assert(kBins == 8 * 32 && kBins <= kThreads && kWarps <= 32);
 };
@@ -57,11 +58,6 @@ struct TopKShared {
           float4 items[Tile::kWarps][Tile::kWarpItems];
           int32_t item_entries[Tile::kWarps][Tile::kWarpItems];  // the first of the four
         };
-        struct {  // for rows that are selected from by histograms over all entries
-          uint32_t chosen[Tile::kWindow / 32];  // bitmap
-          uint32_t buckets[Tile::kBuckets];     // chosen entries of each, then of those before it
-          int32_t listed[kMaxTopK];             // chosen entries, in any order
-        };
         // First block of a cluster: the row's candidates.
         Candidate ordered[Tile::kMaxCandidates];
       };
@@ -71,17 +67,19 @@ struct TopKShared {
     };
     struct {                                            // for rows that are held
       uint16_t lists[Tile::kWarps][Tile::kWarpScores];  // candidates, by their number in the piece
-      uint64_t binned[Tile::kMaxBinned];                // rank keys of the k-th's bin
+      Candidate gathered[Tile::kMaxGathered];
     };
   };
   uint32_t bins[Tile::kBins];         // of the candidates
   uint32_t sample_bins[Tile::kBins];  // of this block's sample
   uint64_t ranked[Tile::kMaxRanked];  // rank keys
   uint2 warp_ranges[Tile::kWarps];
+  uint2 warp_counts[Tile::kWarps];  // scores above and equal to the pivot
   uint32_t warp_sums[Tile::kWarps];
   uint32_t round_sums[Tile::kRounds / 2][Tile::kWarps];  // chosen, of two rounds each
   float bounds[Tile::kMaxCluster];                       // of the blocks of the row
   Bin bin;
+  float pivot;  // below the k-th or perhaps the k-th, of a row that is selected from as a whole
   uint64_t kth;
   int num_sent;  // of this block
   int num_ranked;
@@ -211,10 +209,7 @@ struct RowPart {
   __device__ int At(int batch, int slot) const { return first + 32 * (batch * kSlots + slot); }
   // Nothing depends on whether there are entries, so that many loads are on their way together:
   // where there are none, it loads others, until DropOthers.
-  __device__ float4 Load(int batch, int slot) const {
-    const int at = max(min(At(batch, slot), fours - 1), 0);
-    return __ldg(reinterpret_cast<const float4*>(scores) + at);
-  }
+  __device__ float4 Load(int batch, int slot) const { return LoadBefore(fours, At(batch, slot)); }
   __device__ void DropOthers(int batch, float4 (&loaded)[kSlots]) const {
     const int lane = threadIdx.x % 32;
     if (At(batch, kSlots) - lane <= end) return;
@@ -222,6 +217,9 @@ struct RowPart {
     for (int i = 0; i < kSlots; ++i) {
       if (At(batch, i) >= end) loaded[i] = NoScores();
     }
+  }
+  __device__ float4 LoadBefore(int limit, int at) const {
+    return __ldg(reinterpret_cast<const float4*>(scores) + max(min(at, limit - 1), 0));
   }
   __device__ float4 LoadTail() const {
     const int at = 4 * fours;
@@ -247,9 +245,16 @@ struct RowPart {
       if (entry + 2 < visible) f(four.z, entry + 2);
       if (entry + 3 < visible) f(four.w, entry + 3);
     };
+    constexpr int kBatch = 8;  // on their way together
 #pragma unroll 1
-    for (int at = first; at < end; at += 32) {
-      visit(__ldg(reinterpret_cast<const float4*>(scores) + at), 4 * at);
+    for (int at = first; at < end; at += 32 * kBatch) {
+      float4 loaded[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) loaded[i] = LoadBefore(end, at + 32 * i);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (at + 32 * i < end) visit(loaded[i], 4 * (at + 32 * i));
+      }
     }
     if (last && threadIdx.x % 32 == 0) visit(LoadTail(), 4 * fours);
   }

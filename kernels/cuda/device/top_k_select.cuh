@@ -1,8 +1,9 @@
 #pragma once
 
-#include "kernels/cuda/device/top_k_bins.cuh"
+#include "kernels/cuda/device/top_k_kth.cuh"
 
-// The k-th of a row of kernels/cuda/top_k.cu, and the chosen entries in ascending order.
+// The k-th of a row of kernels/cuda/top_k.cu, and the chosen entries in ascending order: from its
+// candidates, or from all of it.
 namespace lodestone::cuda::top_k {
 
 // The candidates of a row: f(score, entry). A thread keeps two, of most lists all.
@@ -32,6 +33,57 @@ struct CandidateList {
   }
 };
 
+// The rank key of the score of this key that is the `number`-th in the list.
+__device__ inline uint64_t RankKeyInList(const CandidateList& list, uint32_t key, uint32_t number,
+                                         TopKShared& shared) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  uint32_t* const counts = shared.bins;  // of the warps, round after round
+  static_assert(Tile::kRounds * Tile::kWarps <= Tile::kBins);
+  const auto equal = [&](int round) {
+    const int at = CandidateList::At(round);
+    return __ballot_sync(~0u, at < list.end && KeyOf(list.all[at].score) == key);
+  };
+  const int rounds = (list.end + Tile::kThreads - 1) / Tile::kThreads;
+  __syncthreads();  // nobody reads bins any more
+#pragma unroll 1
+  for (int round = 0; round < rounds; ++round) {
+    const uint32_t lanes = equal(round);
+    if (lane == 0) counts[round * Tile::kWarps + warp] = __popc(lanes);
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int round = 0; round < rounds; ++round) {
+    const int place = round * Tile::kWarps + warp;
+    uint32_t before = 0;
+    for (int i = lane; i < place; i += 32) before += counts[i];
+    before = __reduce_add_sync(~0u, before);
+    const uint32_t lanes = equal(round);
+    const bool is =
+        (lanes >> lane & 1) != 0 && before + __popc(lanes & ((2u << lane) - 1)) == number;
+    if (is) shared.kth = RankKey(ScoreOf(key), list.all[CandidateList::At(round)].entry);
+  }
+  __syncthreads();
+  return shared.kth;
+}
+
+// The rank key of the k-th of candidates of which too many are in its bin; `low` is below all.
+__device__ __noinline__ uint64_t SelectFromEquals(const CandidateList& list, uint32_t k, float low,
+                                                  TopKShared& shared) {
+  const uint32_t zero = KeyOf(0);
+  Wanted wanted{k};
+  uint64_t kth = uint64_t{zero} << 32;
+  bool is_zero = false;
+  if (low <= 0) {
+    const Sides sides = CountAround(list, zero, OneBlock{}, shared).all;
+    is_zero = wanted.Narrow(zero, sides);
+    if (is_zero) wanted.k -= sides.above;
+  }
+  if (!is_zero) kth = FindKth(list, wanted, OneBlock{}, shared);
+  if (static_cast<uint32_t>(kth) != 0) return kth;
+  return RankKeyInList(list, static_cast<uint32_t>(kth >> 32), wanted.k, shared);
+}
+
 // shared.kth = the k-th largest of `count` ranked keys, a warp a key.
 __device__ inline void RankKth(int count, uint32_t k, TopKShared& shared) {
   const int lane = threadIdx.x % 32;
@@ -45,53 +97,9 @@ __device__ inline void RankKth(int count, uint32_t k, TopKShared& shared) {
   }
 }
 
-struct Range {
-  uint64_t low;
-  uint64_t high;
-};
-
-// The k-th largest rank key of those in `range`. REQUIRES: they are k at least; num_ranked is 0.
-template <typename Team, typename Scores>
-__device__ __noinline__ uint64_t SelectKth(const Scores& scores, uint32_t k, Range range,
-                                           int visible, const Team& team, TopKShared& shared) {
-  constexpr int kBinBits = 31 - __builtin_clz(Tile::kBins);
-  TopKShared& first_block = team.Of(0, shared);
-  Bin bin;
-  do {  // drops eight bits a round
-    team.Sync();
-    if (threadIdx.x < Tile::kBins) shared.bins[threadIdx.x] = 0;
-    __syncthreads();
-    const int bits = 64 - __clzll(static_cast<int64_t>(range.high - range.low));
-    const int shift = max(bits - kBinBits, 0);
-    scores.ForEach([&](float score, int entry) {
-      const uint64_t key = RankKey(score, entry);
-      if (key < range.low || key > range.high) return;
-      atomicAdd(&shared.bins[(key - range.low) >> shift], 1u);
-    });
-    team.Sync();
-    bin = FindBinOfTeam(k, team, shared);
-    k -= bin.above;
-    range.low += static_cast<uint64_t>(bin.number) << shift;
-    const uint64_t width = (uint64_t{1} << shift) - 1;
-    if (range.high - range.low > width) range.high = range.low + width;
-    if (range.low == range.high) return range.low;
-    // No rank key of this row has a lower word below ~(visible - 1).
-    range.low = max(range.low, range.low >> 32 << 32 | ~static_cast<uint32_t>(visible - 1));
-  } while (bin.count > Tile::kMaxRanked);
-  scores.ForEach([&](float score, int entry) {
-    const uint64_t key = RankKey(score, entry);
-    if (key < range.low || key > range.high) return;
-    first_block.ranked[atomicAdd(&first_block.num_ranked, 1)] = key;
-  });
-  team.Sync();
-  if (team.rank == 0) RankKth(static_cast<int>(bin.count), k, shared);
-  team.Sync();
-  return first_block.kth;
-}
-
 // The rank key of the k-th largest candidate; 0 if they are fewer than k.
 __device__ inline uint64_t SelectFromList(const CandidateList& list, uint32_t k, const Bound& bound,
-                                          int visible, TopKShared& shared) {
+                                          TopKShared& shared) {
   const ScoreBins bins{bound.low, bound.scale};
   list.ForEach([&](float score, int) { atomicAdd(&shared.bins[bins.Of(score)], 1u); });
   __syncthreads();
@@ -103,7 +111,8 @@ __device__ inline uint64_t SelectFromList(const CandidateList& list, uint32_t k,
   const Bin bin = shared.bin;
   if (bin.count == 0) return 0;
   if (bin.count > Tile::kMaxRanked) {
-    return SelectKth(list, k, Range{1, ~uint64_t{0}}, visible, OneBlock{}, shared);
+    const CandidateList copy = list;  // one whose address is taken is in local memory
+    return SelectFromEquals(copy, k, bound.low, shared);
   }
   list.ForEach([&](float score, int entry) {
     if (bins.Of(score) != static_cast<uint32_t>(bin.number)) return;
@@ -151,96 +160,120 @@ __device__ inline void StoreFromList(const CandidateList& list, uint64_t kth, in
   }
 }
 
-// Selects from all entries of the row: the chosen, in any order, are `listed` then.
+// Writes the k largest of a row with fewer candidates: these, which are all above `score`, and the
+// first of its equals, if these are among the first 10,240 entries.
+__device__ __noinline__ bool StoreWithEquals(const float4* fours, int num_fours, float score,
+                                             uint32_t k, const CandidateList& list, int32_t* out,
+                                             TopKShared& shared) {
+  constexpr int kMaxSteps = Tile::kRounds / 2;
+  static_assert(4 * Tile::kThreads * kMaxSteps == 10240);
+  const uint32_t wanted = k - static_cast<uint32_t>(list.end);  // of its equals
+  uint32_t equals = 0;                                          // that are written
+  uint32_t written = 0;                                         // with those above
+  int end = 0;                                                  // of the float4 seen so far
+#pragma unroll 1
+  for (int step = 0; step < kMaxSteps && equals < wanted; ++step, end += Tile::kThreads) {
+    const int at = end + static_cast<int>(threadIdx.x);
+    const float4 four = at < num_fours ? __ldg(fours + at) : NoScores();
+    const float scores[4] = {four.x, four.y, four.z, four.w};
+    uint32_t above = 0;
+    uint32_t equal = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      above |= uint32_t{scores[i] > score} << i;
+      equal |= uint32_t{scores[i] == score} << i;
+    }
+    const Around around =
+        AroundInBlock(__popc(above) | __popc(equal) << 16, shared.round_sums[step]);
+    ChosenPlaces places(around, around.all.above + wanted - equals);
+    places.Take(above, equal, [&](uint32_t place, int i) { out[written + place] = 4 * at + i; });
+    const uint32_t taken = min(around.all.equal, wanted - equals);
+    written += around.all.above + taken;
+    equals += taken;
+  }
+  if (equals < wanted) return false;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < list.end; i += Tile::kThreads) {
+    const int entry = list.all[i].entry;
+    if (entry >= 4 * min(end, num_fours)) out[static_cast<uint32_t>(i) + wanted] = entry;
+  }
+  return true;
+}
+
+// f(place, candidate) of a warp's part of the scores that are chosen, which `places` are for: those
+// above a key and some of its equals.
+template <int kSlots, typename F>
+__device__ inline void VisitChosen(const RowPart<kSlots>& part, uint32_t key, ChosenPlaces places,
+                                   const F& f) {
+  const bool nan = key == kNanKey;
+  const float value = ScoreOf(key);
+  const auto take = [&](const float4& four, int entry, int count) {  // of the four scores
+    if (__ballot_sync(~0u, count > 0 && (nan || MaxOf(four) >= value)) == 0) return;
+    const float scores[4] = {four.x, four.y, four.z, four.w};
+    uint32_t above = 0;
+    uint32_t equal = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t other = KeyOf(scores[i]);
+      above |= uint32_t{i < count && other > key} << i;
+      equal |= uint32_t{i < count && other == key} << i;
+    }
+    places.Take(above, equal, [&](uint32_t place, int i) {
+      const float score = i < 2 ? (i == 0 ? four.x : four.y) : (i == 2 ? four.z : four.w);
+      f(place, Candidate{score, entry + i});
+    });
+  };
+  constexpr int kBatch = 4;  // on their way together
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int at = part.first; at - lane < part.end && places.left(); at += 32 * kBatch) {
+    float4 loaded[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) loaded[i] = part.LoadBefore(part.end, at + 32 * i);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      take(loaded[i], 4 * (at + 32 * i), at + 32 * i < part.end ? 4 : 0);
+    }
+  }
+  if (part.last && places.left()) {
+    take(lane == 0 ? part.LoadTail() : NoScores(), 4 * part.fours,
+         lane == 0 ? part.visible - 4 * part.fours : 0);
+  }
+}
+
+// Writes the k largest of all entries of the row, in their order, reading it again. The first
+// block's pivot is what most of it is, or below the k-th.
 template <int kSlots, typename Team>
 __device__ __noinline__ void SelectFromRow(const TopKArgs& args, int64_t row, int visible,
                                            const Team& team, TopKShared& shared) {
   const RowPart<kSlots> part(args, row, visible, team);
-  TopKShared& first_block = team.Of(0, shared);
-  if (threadIdx.x == 0) shared.num_sent = 0;
-  const Range range = {uint64_t{kNanKey} << 32, ~uint64_t{0}};
-  const uint64_t kth = SelectKth(part, static_cast<uint32_t>(args.k), range, visible, team, shared);
-  part.ForEach([&](float score, int entry) {
-    if (RankKey(score, entry) < kth) return;
-    first_block.listed[atomicAdd(&first_block.num_sent, 1)] = entry;
-  });
+  const uint32_t k = static_cast<uint32_t>(args.k);
+  int32_t* const out = args.top_entries + row * args.k;
   team.Sync();
-}
-
-// What StoreListed marks the first `entries` entries in.
-__device__ inline void ClearOrder(int entries, TopKShared& shared) {
-  const int vectors = (min(entries, Tile::kWindow) + 127) / 128;
-  for (int i = threadIdx.x; i < vectors; i += Tile::kThreads) {
-    reinterpret_cast<uint4*>(shared.chosen)[i] = uint4{};
+  TopKShared& first_block = team.Of(0, shared);
+  uint32_t key = KeyOf(first_block.pivot);
+  Around around = CountAround(part, key, team, shared);
+  Wanted wanted{k};
+  if (!wanted.Narrow(key, around.all)) {
+    const uint32_t above = around.all.above;
+    if (above >= k && above <= Tile::kMaxCandidates) {
+      // Some warps had more items than there are places, no more.
+      VisitChosen(part, key, ChosenPlaces(around, above),
+                  [&](uint32_t place, const Candidate& candidate) {
+                    first_block.candidates[place] = candidate;
+                  });
+      team.Sync();
+      if (team.rank != 0) return;
+      const CandidateList list(above, shared.candidates);
+      const float low = ScoreOf(key + 1);
+      StoreFromList(list, SelectFromEquals(list, k, low, shared), out, shared);
+      return;
+    }
+    key = static_cast<uint32_t>(FindKth(part, wanted, team, shared) >> 32);
+    around = CountAround(part, key, team, shared);
   }
-  for (int i = threadIdx.x; i < Tile::kBuckets; i += Tile::kThreads) shared.buckets[i] = 0;
-}
-
-// Turns the buckets' counts into how many there are before each, from `before` on; how many with
-// all.
-__device__ inline uint32_t ScanBuckets(uint32_t before, TopKShared& shared) {
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  uint32_t* const own = shared.buckets + threadIdx.x * Tile::kOwnBuckets;
-  uint32_t counts[Tile::kOwnBuckets];
-  uint32_t mine = 0;
-#pragma unroll
-  for (int i = 0; i < Tile::kOwnBuckets; ++i) {
-    counts[i] = own[i];
-    mine += counts[i];
-  }
-  uint32_t inclusive = mine;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const uint32_t below = __shfl_up_sync(~0u, inclusive, offset);
-    if (lane >= offset) inclusive += below;
-  }
-  if (lane == 31) shared.warp_sums[warp] = inclusive;
-  __syncthreads();
-  const uint32_t of_warp = lane < Tile::kWarps ? shared.warp_sums[lane] : 0;
-  uint32_t place = before + __reduce_add_sync(~0u, lane < warp ? of_warp : 0) + inclusive - mine;
-#pragma unroll
-  for (int i = 0; i < Tile::kOwnBuckets; ++i) {
-    own[i] = place;
-    place += counts[i];
-  }
-  return before + __reduce_add_sync(~0u, of_warp);
-}
-
-// Writes the `k` listed entries in ascending order. By the first block, after SelectFromRow.
-__device__ inline void StoreListed(int k, int visible, int32_t* out, TopKShared& shared) {
-  constexpr int kBucketBits = 31 - __builtin_clz(Tile::kBuckets);
-  const auto for_each_listed = [&](const auto& f) {
-    for (int i = threadIdx.x; i < k; i += Tile::kThreads) f(shared.listed[i]);
-  };
-  uint32_t before = 0;
-  for (int first = 0; first < visible; first += Tile::kWindow) {
-    const int entries = min(visible - first, Tile::kWindow);
-    const int shift = max(32 - __clz(entries - 1) - kBucketBits, 5);
-    __syncthreads();
-    ClearOrder(entries, shared);
-    __syncthreads();
-    for_each_listed([&](int entry) {
-      const uint32_t at = static_cast<uint32_t>(entry - first);
-      if (at >= static_cast<uint32_t>(entries)) return;
-      atomicOr(&shared.chosen[at / 32], 1u << (at % 32));
-      atomicAdd(&shared.buckets[at >> shift], 1u);
-    });
-    __syncthreads();
-    before = ScanBuckets(before, shared);
-    __syncthreads();
-    for_each_listed([&](int entry) {
-      const uint32_t at = static_cast<uint32_t>(entry - first);
-      if (at >= static_cast<uint32_t>(entries)) return;
-      const uint32_t word = at / 32;
-      uint32_t place = shared.buckets[at >> shift];
-#pragma unroll 1
-      for (uint32_t i = at >> shift << (shift - 5); i < word; ++i) {
-        place += __popc(shared.chosen[i]);
-      }
-      out[place + __popc(shared.chosen[word] & ((1u << (at % 32)) - 1))] = entry;
-    });
-  }
+  VisitChosen(part, key, ChosenPlaces(around, k),
+              [&](uint32_t place, const Candidate& candidate) { out[place] = candidate.entry; });
 }
 
 }  // namespace lodestone::cuda::top_k
