@@ -118,7 +118,7 @@ function(lodestone_gpu_benches folder)
       COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/cuda ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
       COMMAND ${LODESTONE_NVCC} ${flags} -MD -MF ${object}.d -c ${source} -o ${object}
       COMMAND ${LODESTONE_NVCC} ${object} $<TARGET_FILE:lodestone_kernels_cuda> $<TARGET_FILE:lodestone_kernels>
-              $<TARGET_FILE:lodestone_runtime> $<TARGET_FILE:lodestone_base> -lcublas -o ${program}
+              $<TARGET_FILE:lodestone_runtime> $<TARGET_FILE:lodestone_base> -lcublas -lcublasLt -o ${program}
       DEPENDS ${source} lodestone_kernels_cuda
       DEPFILE ${object}.d
       COMMENT "Building ${folder}/${stem}"

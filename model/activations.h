@@ -30,7 +30,7 @@ struct Activations {
   TensorView hc_scratch;
 
   // Attention.
-  TensorView linear_scratch;    // for the widest product that rounds its inputs
+  TensorView linear_scratch;    // for the inputs of the widest product
   TensorView query_low_rank;    // act [T, R_q]
   TensorView query;             // act [T, H, d]
   TensorView window_kv;         // act [T, d]

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bench/gpu/ceilings.cuh"
-#include "kernels/cuda/gemm.h"
+#include "bench/gpu/library_product.h"
 #include "kernels/cuda/op_launchers.h"
 #include "kernels/cuda/packed_matrix.h"
 
@@ -76,33 +76,37 @@ std::string Shape(int64_t tokens, int64_t n, int64_t k, WeightFormat format) {
          std::string(Name(format));
 }
 
-// FP8 and FP4 with rounded inputs, as their checkpoints ask for.
+// FP8 and FP4 with rounded inputs, as their checkpoints ask for; beside bf16 what cuBLASLt takes.
 void BenchLinear(int64_t tokens, int64_t n, int64_t k, WeightFormat format, Report& report) {
   const int64_t bytes = StoredWeightBytes(format, n, k);
   const int64_t variants = bytes < 80'000'000 ? 4 : 1;
   const auto x = Filled<uint16_t>(tokens * k, FillKind::kBf16, 1);
   const auto weights = Filled<uint16_t>(variants * bytes / 2 + 1, FillKind::kBf16, 2);
   const DeviceArray<uint16_t> out(static_cast<size_t>(tokens * n));
-  const DeviceArray<uint16_t> rounded(static_cast<size_t>(tokens * k));
-  const bool round = IsQuantised(format);
+  const DeviceArray<uint16_t> scratch(static_cast<size_t>(tokens * k));
+  const auto weight_of = [&](int i) {
+    return weights->data() + i % variants * (bytes / 16 * 16) / 2;
+  };
+  const Work work = {.bytes = static_cast<double>(bytes + 2 * tokens * (n + k)),
+                     .flops = 2.0 * static_cast<double>(tokens * n * k)};
+  PackedWeight weight;
+  weight.format = format;
+  weight.n = n;
+  weight.k = k;
   const double us = GraphMicroseconds(8, [&](int i, cudaStream_t stream) {
-    if (round) LaunchRoundInputs(x->data(), k, tokens, k, rounded.data(), stream);
-    const auto* const values =
-        reinterpret_cast<const uint8_t*>(weights->data()) + i % variants * (bytes / 16 * 16);
-    LaunchGemm({.x = round ? rounded.data() : x->data(),
-                .x_stride = k,
-                .rows = tokens,
-                .weight = {{.values = values, .scales = values + n * k / 2}},
-                .format = format,
-                .n = n,
-                .k = k,
-                .out = out.data(),
-                .out_stride = n},
-               stream);
+    weight.data = TensorView(weight_of(i), DType::kU8, {bytes}, Device::kCuda);
+    LaunchLinear({.x = View(*x, DType::kBf16, {tokens, k}),
+                  .weight = weight,
+                  .round_fp8 = IsQuantised(format),
+                  .scratch = View(scratch, DType::kU8, {2 * tokens * k}),
+                  .out = View(out, DType::kBf16, {tokens, n})},
+                 stream);
   });
-  report.Add("linear", Shape(tokens, n, k, format), us,
-             {.bytes = static_cast<double>(bytes + 2 * tokens * (n + k)),
-              .flops = 2.0 * static_cast<double>(tokens * n * k)});
+  report.Add("linear", Shape(tokens, n, k, format), us, work);
+  if (format != WeightFormat::kBf16) return;
+  const LibraryProduct library(tokens, n, k);
+  report.Add("the same, cuBLASLt", Shape(tokens, n, k, format),
+             library.Microseconds(8, x->data(), weight_of, out.data()), work);
 }
 
 constexpr int64_t kExperts = 256;
@@ -343,7 +347,10 @@ int Main(int argc, char** argv) {
       BenchLinear(tokens, 1024, 4096, format, report);
       BenchLinear(tokens, 32768, 1024, format, report);
     }
-    BenchLinear(512, 4096, 4096, format, report);
+    for (int64_t tokens : {128, 256, 512}) {
+      BenchLinear(tokens, 4096, 4096, format, report);
+      BenchLinear(tokens, 32768, 1024, format, report);
+    }
     BenchLinear(4096, 4096, 4096, format, report);
     BenchLinear(4096, 32768, 1024, format, report);
   }
@@ -353,7 +360,7 @@ int Main(int argc, char** argv) {
     for (const bool fused : {true, false}) BenchAttentionRows(tokens, fused, report);
   }
   const auto experts = Filled<uint16_t>((kExperts + 1) * 3 * kWidth * kHidden, FillKind::kBf16, 9);
-  for (int64_t tokens : {1, 32, 2048}) {
+  for (int64_t tokens : {1, 32, 512, 2048, 4096}) {
     BenchMoe(tokens, WeightFormat::kBf16, WeightFormat::kBf16, *experts, report);
     BenchMoe(tokens, WeightFormat::kFp4, WeightFormat::kFp8, *experts, report);
   }

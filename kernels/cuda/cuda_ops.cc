@@ -141,8 +141,10 @@ class CudaOps final : public Ops {
   void Linear(const LinearParams& params, Stream& stream) const override {
     CheckLinear(params);
     CheckActivation(params.x.dtype);
-    const int64_t needed = cuda::LinearScratchBytes(params.x.shape[0], params.x.shape[1],
-                                                    cuda::RoundsInputs(params));
+    const int64_t needed =
+        cuda::RoundsInputs(params)
+            ? cuda::LinearScratchBytes(params.x.shape[0], params.x.shape[1], true)
+            : 0;  // others are slower without
     CHECK(needed == 0 || (!params.scratch.empty() && params.scratch.num_bytes() >= needed))
         << "Linear: scratch is " << params.scratch.ShapeString() << ", want U8[" << needed << "]";
     cuda::LaunchLinear(params, On(stream));

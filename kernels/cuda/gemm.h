@@ -9,7 +9,7 @@
 // Products out = x weight^T, sums in fp32 (kernels/cuda/gemm.cu). FP8 and FP4 weights stay in
 // memory as the checkpoint has them and are widened to bf16 on their way to the tensor cores, which
 // is exact (three bits of mantissa, scales that are powers of two); so is Q8(x) in bf16, which
-// LaunchRoundInputs makes ahead of a product that wants it.
+// LaunchInputs makes ahead of a product that wants it.
 //
 // The value of an output depends on its row of x and its row of the weight only, to the bit: inputs
 // are cut into slices whose number and length follow from the weight's shape alone, each is summed
@@ -46,6 +46,10 @@ struct GemmArgs {
   void* out = nullptr;     // [rows, parts * n]
   int64_t out_stride = 0;  // elements
   bool out_f32 = false;    // else bf16
+  // The 16 words (of two inputs) of every 32 inputs of x are transposed, word 4 a + b being x's
+  // word 4 b + a, as products of many rows take them. REQUIRES: TakesOrderedInputs, whatever the
+  // number of rows.
+  bool ordered = false;
 
   // Experts: tile i of the output's rows is tiles[i], i < *num_tiles <= max_tiles, none longer than
   // tile_rows (16, 32, 64 or 128); expert e's matrices lie e * expert_stride bytes behind weight[];
@@ -62,9 +66,23 @@ struct GemmArgs {
 };
 void LaunchGemm(const GemmArgs& args, cudaStream_t stream);
 
-// out [rows, k] = Q8(x) in groups of 128 inputs (spec 4.2), in bf16: exact.
-void LaunchRoundInputs(const uint16_t* x, int64_t x_stride, int64_t rows, int64_t k, uint16_t* out,
-                       cudaStream_t stream);
+// Whether the product is faster with ordered inputs, the time to order them included. Its bits are
+// the same.
+bool TakesOrderedInputs(const GemmArgs& args);
+// The least rows with which it may be.
+inline constexpr int64_t kMinOrderedRows = 128;
+
+// Inputs of products ahead of them: once, where a product would do it once a tile of its outputs.
+struct InputsArgs {
+  const uint16_t* x = nullptr;  // bf16
+  int64_t x_stride = 0;         // elements
+  int64_t rows = 0;
+  int64_t k = 0;            // a multiple of 8; of 32 if ordered
+  bool round = false;       // Q8 (spec 4.2) in groups of 128 inputs, in bf16: exact
+  bool ordered = false;     // as GemmArgs.ordered asks; one of both or both
+  uint16_t* out = nullptr;  // [rows, k]
+};
+void LaunchInputs(const InputsArgs& args, cudaStream_t stream);
 
 // Slices of the inputs, one a warp where there are few rows: more where sums are long and there are
 // too few outputs for the blocks of a processor to hide each other's loads.

@@ -374,8 +374,13 @@ void LaunchBlock(const Block& block) {
   const Sizes& sizes = block.sizes;
   LaunchSort(block);
   if (block.round_routed() || block.round_shared()) {
-    LaunchRoundInputs(block.p.x.row<uint16_t>(block.first), block.p.x.strides[0], sizes.tokens,
-                      sizes.hidden, scratch.rounded, block.stream);
+    LaunchInputs({.x = block.p.x.row<uint16_t>(block.first),
+                  .x_stride = block.p.x.strides[0],
+                  .rows = sizes.tokens,
+                  .k = sizes.hidden,
+                  .round = true,
+                  .out = scratch.rounded},
+                 block.stream);
   }
   LaunchProducts(block, {.out = scratch.gate_up}, {&ExpertWeights::w1, &ExpertWeights::w3}, true);
   LaunchActivate(block);

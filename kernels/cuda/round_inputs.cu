@@ -1,6 +1,6 @@
-// Rounds the inputs of products with FP8 and FP4 weights ahead of them (gemm.h): once, where a
-// product would do it once for every tile of its outputs. A warp has one group of 128 inputs. Bound
-// by bytes.
+// The inputs of products ahead of them (InputsArgs): once, where a product would do it once for
+// every tile of its outputs. Rounded for FP8 and FP4 weights: a warp has one group of 128 inputs.
+// Ordered alone: a thread has four words. Bound by bytes.
 
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/round_inputs.cuh"
@@ -13,15 +13,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-struct RoundInputsArgs {
-  const uint16_t* x;
-  int64_t x_stride;
-  uint16_t* out;  // [rows, k]
-  int64_t rows, k;
-};
-
 __global__ void __launch_bounds__(kThreads)
-    RoundInputsKernel(const __grid_constant__ RoundInputsArgs args) {
+    RoundInputsKernel(const __grid_constant__ InputsArgs args) {
   AllowNextKernel();
   WaitForPreviousKernel();
   const int64_t groups = NumRoundedGroups(args.k);
@@ -32,20 +25,40 @@ __global__ void __launch_bounds__(kThreads)
   uint2 words = {0, 0};
   if (at < args.k) words = *reinterpret_cast<const uint2*>(args.x + row * args.x_stride + at);
   words = RoundGroup(words);
+  if (args.ordered) words = OrderGroup(words);
   if (at < args.k) *reinterpret_cast<uint2*>(args.out + row * args.k + at) = words;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    OrderInputsKernel(const __grid_constant__ InputsArgs args) {
+  AllowNextKernel();
+  WaitForPreviousKernel();
+  const int64_t quads = args.k / 8;  // of a row
+  const int64_t quad = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (quad >= args.rows * quads) return;
+  const int64_t row = quad / quads;
+  const int64_t at = quad % quads;
+  const auto* const words =
+      reinterpret_cast<const uint32_t*>(args.x + row * args.x_stride) + at / 4 * 16 + at % 4;
+  reinterpret_cast<uint4*>(args.out)[quad] = {words[0], words[4], words[8], words[12]};
 }
 
 }  // namespace
 
-void LaunchRoundInputs(const uint16_t* x, int64_t x_stride, int64_t rows, int64_t k, uint16_t* out,
-                       cudaStream_t stream) {
-  if (rows == 0) return;
-  RequireArgument(k % 8 == 0 && x_stride % 8 == 0, "LaunchRoundInputs",
-                  "inputs are not a multiple of 8", k);
-  LaunchOverlapped(
-      RoundInputsKernel,
-      {.blocks = (rows * NumRoundedGroups(k) + kWarps - 1) / kWarps, .threads = kThreads}, stream,
-      RoundInputsArgs{.x = x, .x_stride = x_stride, .out = out, .rows = rows, .k = k});
+void LaunchInputs(const InputsArgs& args, cudaStream_t stream) {
+  if (args.rows == 0) return;
+  RequireArgument(args.k % (args.ordered ? 32 : 8) == 0 && args.x_stride % 8 == 0, "LaunchInputs",
+                  "inputs are not a multiple of 8, or of 32 if ordered", args.k);
+  if (args.round) {
+    const int64_t groups = args.rows * NumRoundedGroups(args.k);
+    return LaunchOverlapped(RoundInputsKernel,
+                            {.blocks = (groups + kWarps - 1) / kWarps, .threads = kThreads}, stream,
+                            args);
+  }
+  const int64_t quads = args.rows * args.k / 8;
+  LaunchOverlapped(OrderInputsKernel,
+                   {.blocks = (quads + kThreads - 1) / kThreads, .threads = kThreads}, stream,
+                   args);
 }
 
 }  // namespace lodestone::cuda

@@ -64,6 +64,19 @@ int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible) {
   return RoundUp(std::max(std::min(bytes, kMaxScoreBytes), row_bytes), kScratchAlignment);
 }
 
+int ManyTileRows(int64_t rows, int64_t column_tiles, int64_t processors) {
+  // Measured: a tile takes as long as so many rows do, beside its own.
+  constexpr int64_t kTileCost = 200;
+  const auto cost = [&](int tile) {
+    return CeilDiv(CeilDiv(rows, tile) * column_tiles, processors) * (tile + kTileCost);
+  };
+  int best = 176;
+  for (const int tile : {128, 64}) {
+    if (cost(tile) < cost(best)) best = tile;
+  }
+  return best;
+}
+
 int ChooseHcTokens(int64_t num_tokens, bool clusters) {
   // An H200 runs seven clusters of 16 blocks at a time where each block needs a processor.
   constexpr int64_t kClusters = 7;

@@ -33,6 +33,10 @@ int64_t ScoreRows(int64_t num_tokens, int64_t max_visible);
 // Its bytes: never more than kMaxScoreBytes (or one row), nor more for fewer tokens or entries.
 int64_t IndexTopKScratchBytes(int64_t num_tokens, int64_t max_visible);
 
+// Rows of a tile of a product of many rows, 64, 128 or 176 (device/gemm_many_ring.cuh): those with
+// which the processors, which take tiles in turn, are done first. `column_tiles` of each row tile.
+int ManyTileRows(int64_t rows, int64_t column_tiles, int64_t processors);
+
 // Tokens that one cluster mixes the streams of (hyper_connection.cu); 0: blocks that stay and
 // scratch. `clusters`: the device has clusters of 16 blocks.
 int ChooseHcTokens(int64_t num_tokens, bool clusters);

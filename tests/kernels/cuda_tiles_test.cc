@@ -9,6 +9,14 @@ namespace {
 
 constexpr int kProcessors = 132;
 
+TEST(ManyTileRowsTest, LeavesFewProcessorsWithoutATile) {
+  EXPECT_EQ(ManyTileRows(128, 8, kProcessors), 64);     // 16 tiles, not 8
+  EXPECT_EQ(ManyTileRows(128, 256, kProcessors), 128);  // two turns, not four
+  EXPECT_EQ(ManyTileRows(512, 32, kProcessors), 128);   // 128 tiles in one turn
+  EXPECT_EQ(ManyTileRows(4096, 32, kProcessors), 176);  // six turns of 176, not eight of 128
+  EXPECT_EQ(ManyTileRows(4096, 256, kProcessors), 176);
+}
+
 TEST(TopKTileTest, AsksForClustersThatLaunchAtAnyWidth) {
   for (int64_t rows : {1, 8, 32, 64, 1024, 8192}) {
     for (int64_t width : {0, 1, 4096, 32768, 262144, 262145, 1048576, 1 << 30}) {

@@ -90,6 +90,32 @@ TEST(CpuLinearTest, RowsDoNotDependOnTheRowsBesideThem) {
   }
 }
 
+// Products of hundreds of rows take tiles of their own, several of them in each direction here, and
+// inputs in another order.
+TEST(CpuLinearTest, ManyRowsGiveTheBitsOfFew) {
+  for (const Shape& shape : {Shape{400, 392, 1024, 1}, Shape{300, 136, 320, 3}}) {
+    const HostTensor x =
+        Random(DType::kBf16, {shape.rows, shape.groups * shape.k}, 3, InputKind::kWide);
+    const HostTensor w = Random(DType::kBf16, {shape.groups * shape.n, shape.k}, 4);
+    RunOnAllBackends([&](const Ops& ops, Stream& stream) {
+      const PackedTensor packed = Pack(ops, w, shape.groups);
+      OpResult result;
+      for (const int64_t chunk : {shape.rows, int64_t{100}, int64_t{16}}) {
+        HostTensor out(DType::kBf16, {shape.rows, shape.groups * shape.n});
+        for (const BatchPart& part : Chunks(shape.rows, chunk)) {
+          ops.Linear({.x = x.view().Rows(part.first_position, part.num_tokens),
+                      .weight = packed.weight,
+                      .out = out.view().Rows(part.first_position, part.num_tokens)},
+                     stream);
+        }
+        if (result.bytes.empty()) result.Add(out);
+        EXPECT_TRUE(out.Bytes() == result.bytes) << shape.groups << " groups, chunks of " << chunk;
+      }
+      return result;
+    });
+  }
+}
+
 TEST(CpuLinearTest, LeavesTheGapBetweenStridedRowsAlone) {
   const HostTensor x = Random(DType::kF32, {5, 48}, 5);
   const HostTensor w = Random(DType::kF32, {20, 32}, 6);

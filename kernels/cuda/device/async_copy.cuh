@@ -117,6 +117,22 @@ __device__ inline void CopyBox3(void* shared, const CUtensorMap* map, uint64_t* 
       : "memory");
 }
 
+// cp.async.bulk.tensor.3d (9.7.9.25.5.2) the other way: a box of shared memory, as the engine sees
+// it after SharedProxyFence, to its place; what lies outside the map is left out.
+__device__ inline void StoreBox3(const CUtensorMap* map, const void* shared, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(SharedAddress(shared)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+// cp.async.bulk.commit_group / wait_group (9.7.9.25.6): this thread's stores since the last commit
+// are a group; waits until all groups have read shared memory, or are complete.
+__device__ inline void StoresCommit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ inline void StoresWaitRead() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ inline void StoresWait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // cp.async.bulk.tensor.4d, with what the L2 cache is to do with the data.
 __device__ inline void CopyBox4With(uint64_t policy, void* shared, const CUtensorMap* map,
                                     uint64_t* barrier, int x, int y, int z, int w) {

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/gemm_many_launch.cuh"
 #include "kernels/cuda/device/gemm_tile.cuh"
 #include "kernels/cuda/device/gemm_warpgroup.cuh"
 #include "kernels/cuda/device/gemm_wide.cuh"
@@ -129,6 +130,7 @@ inline bool IsForWarpgroups(const GemmArgs& args, int64_t rows) {
 template <WeightFormat kFormat>
 void LaunchGemmOf(const GemmArgs& args, cudaStream_t stream) {
   const int64_t rows = args.tiles != nullptr ? args.tile_rows : args.rows;
+  if (args.ordered) return LaunchManyRows<kFormat>(args, stream);
   if (IsForWarpgroups(args, rows)) return LaunchWarpgroupRows<kFormat>(args, stream);
   if (rows <= 16) return LaunchNarrowRows<kFormat, 1>(args, stream);
   if (rows <= 32) return LaunchNarrowRows<kFormat, 2>(args, stream);

@@ -24,6 +24,15 @@ __device__ inline void StoreMatrices(uint32_t row_address, uint32_t a, uint32_t 
       : "memory");
 }
 
+// The same, each matrix transposed on its way.
+__device__ inline void StoreMatricesTransposed(uint32_t row_address, uint32_t a, uint32_t b,
+                                               uint32_t c, uint32_t d) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
+}
+
 // movmatrix (9.7.14.5.17): one such matrix transposed.
 __device__ inline uint32_t TransposeMatrix(uint32_t words) {
   uint32_t result;

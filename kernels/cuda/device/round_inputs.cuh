@@ -5,7 +5,8 @@
 #include "kernels/cuda/device/numeric.cuh"
 #include "kernels/cuda/device/row_ops.cuh"
 
-// Q8 of the inputs of a product (spec 4.2), in bf16, which holds it exactly.
+// The inputs of a product ahead of it: Q8 (spec 4.2), in bf16, which holds it exactly, and the
+// order in which products of many rows take them (gemm.h).
 namespace lodestone::cuda {
 
 // Inputs that share a scale: those of a warp, four a lane.
@@ -32,6 +33,20 @@ __device__ inline uint2 RoundGroup(uint2 words) {
     return MultiplyBf16x2(WidenE4m3Pair(codes), factor);
   };
   return {round(words.x), round(words.y)};
+}
+
+// The 16 words of each eight lanes transposed: word 4 a + b is what word 4 b + a was, lane l having
+// words 2 l and 2 l + 1. By all lanes.
+__device__ inline uint2 OrderGroup(uint2 words) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int a = lane % 8 / 2;
+  const auto word = [&](int b) {
+    const int from = lane / 8 * 8 + 2 * b + a / 2;
+    const uint32_t even = __shfl_sync(~0u, words.x, from);
+    const uint32_t odd = __shfl_sync(~0u, words.y, from);
+    return a % 2 == 0 ? even : odd;
+  };
+  return {word(lane % 2 * 2), word(lane % 2 * 2 + 1)};
 }
 
 }  // namespace lodestone::cuda
