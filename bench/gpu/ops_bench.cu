@@ -9,6 +9,7 @@
 
 #include "bench/gpu/ceilings.cuh"
 #include "bench/gpu/library_product.h"
+#include "bench/gpu/sm_clock.cuh"
 #include "kernels/cuda/op_launchers.h"
 #include "kernels/cuda/packed_matrix.h"
 
@@ -42,7 +43,7 @@ void BenchBoundary(int64_t tokens, int64_t hidden, bool fused, Report& report) {
   PackedWeight weight;
   weight.n = kMixes;
   weight.k = kStreams * hidden;
-  const double us = GraphMicroseconds(launches, [&](int i, cudaStream_t stream) {
+  const TimedRow row = TimeRow(launches, [&](int i, cudaStream_t stream) {
     weight.data = TensorView(fn->data() + i * mixes, DType::kF32, {kMixes, weight.k});
     const HcBoundaryParams params{
         .post = {.x = View(*y, DType::kBf16, {tokens, hidden}),
@@ -66,9 +67,10 @@ void BenchBoundary(int64_t tokens, int64_t hidden, bool fused, Report& report) {
     LaunchHcPre(params.pre, stream);
   });
   report.Add(fused ? "hc boundary" : "hc post, hc pre",
-             std::to_string(tokens) + " tok, " + std::to_string(hidden), us,
+             std::to_string(tokens) + " tok, " + std::to_string(hidden), row.microseconds,
              {.bytes = static_cast<double>(tokens * hidden) * (2 * 2 * kStreams + 4) +
-                       4.0 * static_cast<double>(mixes)});
+                       4.0 * static_cast<double>(mixes),
+              .megahertz = row.megahertz});
 }
 
 std::string Shape(int64_t tokens, int64_t n, int64_t k, WeightFormat format) {
@@ -333,6 +335,7 @@ int Main(int argc, char** argv) {
   cudaDeviceProp card{};
   CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
   Report report(MeasureCeilings());
+  AwaitFullClock();
   for (int64_t tokens : {1, 8, 16, 32, 64, 128, 4096}) {
     BenchBoundary(tokens, kHidden, true, report);
   }

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "bench/gpu/device_array.h"
@@ -41,6 +43,23 @@ class SmClock {
  private:
   DeviceArray<int64_t> counts_{size_t{2}};
 };
+
+// Rests until the clock is within 1 % of the highest, for 2 s at most: after the ceilings' product
+// it is a fifth lower for a while, and so is the speed of what only waits.
+inline void AwaitFullClock() {
+  using std::chrono::steady_clock;
+  int device = 0;
+  int highest_khz = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&highest_khz, cudaDevAttrClockRate, device));
+  const SmClock clock;
+  const auto deadline = steady_clock::now() + std::chrono::seconds(2);
+  do {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    clock.Queue(nullptr);
+    CUDA_CHECK(cudaStreamSynchronize(nullptr));
+  } while (clock.Megahertz() < 0.99e-3 * highest_khz && steady_clock::now() < deadline);
+}
 
 // GraphMicroseconds, and the clock right after the last replay.
 struct TimedRow {

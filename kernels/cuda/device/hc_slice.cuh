@@ -3,6 +3,7 @@
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/hyper_connection.cuh"
 #include "kernels/cuda/hyper_connection.h"
+#include "kernels/cuda/tensor_map.h"
 
 // The sums of a boundary over one slice of the channels: fn z and z^2. A team of HcTile::kWarps
 // warps does it for some tokens.
@@ -60,6 +61,39 @@ __device__ inline void StartCopyOfFn(const HcArgs& args, const HcSlice& slice,
         args.fn + static_cast<int64_t>(i) * args.hidden + slice.first;  // row i / 4, stream i % 4
     CopyBulk(memory.Fn(i / kStreams, i % kStreams), from, bytes, barrier);
   }
+}
+
+// Whether every slice has all of its channels.
+__host__ __device__ constexpr bool HasEvenSlices(const HcArgs& args) {
+  return args.hidden == args.channels * HcTile::kSlices;
+}
+
+// fn for StartBoxesOfFn: boxes of HcTile::kBoxRows rows of a stream, of one slice, which is two
+// halves since a box is at most 256 long. None unless slices are even.
+inline CUtensorMap MakeFnMap(const HcArgs& args) {
+  if (!HasEvenSlices(args)) return {};
+  constexpr uint32_t kHalves = 2;
+  constexpr uint64_t kRowsOfFn = HcTile::kMixes * HcTile::kStreams;
+  const auto half = static_cast<uint32_t>(args.channels) / kHalves;
+  return MakeTensorMap({.data = args.fn,
+                        .type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                        .rank = 3,
+                        .size = {half, kHalves * HcTile::kSlices, kRowsOfFn},
+                        .stride = {uint64_t{4} * half, uint64_t{4} * args.hidden},
+                        .box = {half, kHalves, HcTile::kBoxRows}});
+}
+
+// StartCopyOfFn of slice `number` where slices are even: a box a warp, by the warps of a team,
+// which do not wait for the copy engine. memory.fn is a multiple of 128 bytes.
+__device__ inline void StartBoxesOfFn(const CUtensorMap& map, int number,
+                                      const HcSliceMemory& memory, uint64_t* barrier) {
+  constexpr int kStreams = HcTile::kStreams;
+  constexpr int kRowsOfFn = HcTile::kMixes * kStreams;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) BarrierArriveExpect(barrier, kRowsOfFn * memory.channels * 4);
+  if (thread % 32 != 0) return;
+  const int row = thread / 32 * HcTile::kBoxRows;
+  CopyBox3(memory.Fn(row / kStreams, row % kStreams), &map, barrier, 0, 2 * number, row);
 }
 
 // Sums of a slice, by pair of streams; those of a pair in the order of HcTile::PlaceOf.

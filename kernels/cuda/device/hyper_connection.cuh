@@ -26,6 +26,7 @@ struct HcTile {
   static constexpr int kStreamPairs = kStreams / 2;         // a warp sums two streams
   static constexpr int kWarps = kRowGroups * kStreamPairs;  // of a team, which sums some tokens
   static constexpr int kTeamThreads = kWarps * 32;
+  static constexpr int kBoxRows = kMixes * kStreams / kWarps;  // rows of a stream that a warp copies
   static_assert(kRows * kRowGroups == kMixes && kPreSums > kSquares && kPaddedSums >= kSums);
   // The place of the sum of a row of fn.
   static __host__ __device__ constexpr int PlaceOf(int row) { return row + (row >= kSquares); }
