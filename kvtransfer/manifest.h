@@ -33,8 +33,8 @@ struct Offer {
   int64_t num_rows = 0;
   int64_t bytes = 0;
   Manifest kinds{};
-  bool early = false;     // its bytes follow without READY
-  bool packing = false;   // early, and sent before its rows are packed: `kinds` has no digests
+  bool early = false;    // its bytes follow without READY
+  bool packing = false;  // early, and sent before its rows are packed: `kinds` has no digests
 };
 
 // A further choice of a request, which decode starts as a copy of the sequence handed over.

@@ -16,7 +16,8 @@ namespace lodestone {
 
 // One more with every change that the other end has to know of: of messages, frames or their order.
 // Both ends must have the same. 3: a hand-off follows the last offer, not its commit.
-// 4: its tokens have a fixed size. 5: early offers. 6: those are sent when their pack begins.
+// 4: its tokens have a fixed size. 5: early offers. 6: the last of a prompt may be sent
+// before its rows are packed.
 inline constexpr int kLinkWireVersion = 6;
 
 // First message of a link, from prefill.

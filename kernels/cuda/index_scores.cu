@@ -23,7 +23,8 @@
 // Bound: bytes in decode (256, 132 or 68 per entry and token), products in prefill (16,384 FLOP per
 // entry and token at 64 heads). Measured on an H200 at 32 x 32,768 entries: 0.91 of it with bf16
 // keys; 0.73 fp8, bound by the instructions that widen and sum; 0.60 fp4, where those of the key
-// warps count, too: with 75 a tile, not 64, all others wait for them. 0.78 in bf16 prefill.
+// warps count, too: with 75 a tile, not 64, all others wait for them. 0.73 to
+// 0.78 in bf16 prefill, by the card.
 
 #include <cuda.h>
 

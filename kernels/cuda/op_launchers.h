@@ -32,7 +32,8 @@ void LaunchAttentionRows(const AttentionRowsParams& params, cudaStream_t stream)
 void LaunchQueryRows(const QueryRowsParams& params, cudaStream_t stream);
 void LaunchIndexQuery(const IndexQueryParams& params, cudaStream_t stream);
 
-// Of `k` inputs in all, those of every group; `round_fp8`: they are rounded first.
+// Of `k` inputs in all, those of every group: for rounded ones (`round_fp8`), without which there
+// is no product, or for ordered ones of many tokens (gemm.h), without which it is slower.
 int64_t LinearScratchBytes(int64_t num_tokens, int64_t k, bool round_fp8);
 // Whether LaunchLinear rounds the inputs to FP8 first, into scratch.
 bool RoundsInputs(const LinearParams& params);

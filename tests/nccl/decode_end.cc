@@ -7,7 +7,7 @@ namespace lodestone::nccl {
 DecodeHere::DecodeHere(Options options)
     : shape_(FlashShape()),
       options_(std::move(options)),
-      gpu_(options_.gpu, shape_, options_.tokens),
+      gpu_(options_.end.gpu, shape_, options_.end.tokens),
       target_(TinyShape()),
       service_(TimesOfWorkers(), [waker = options_.waker] { waker->Wake(); }) {
   target_.pool = std::move(gpu_.pool);
@@ -21,8 +21,8 @@ DecodeHere::DecodeHere(Options options)
                                     .control = &service_,
                                     .data = {options_.listener.get()},
                                     .metrics = &metrics_,
-                                    .num_slots = options_.num_slots,
-                                    .slot_bytes = options_.slot_bytes,
+                                    .num_slots = options_.end.num_slots,
+                                    .slot_bytes = options_.end.slot_bytes,
                                     .times = TimesOfWorkers()})
                   .value();
   loop_ = std::thread([this] { Loop(); });

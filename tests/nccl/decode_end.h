@@ -35,12 +35,9 @@ class DecodeEnd {
 class DecodeHere final : public DecodeEnd {
  public:
   struct Options {
-    DeviceId gpu;
+    EndOptions end;
     std::unique_ptr<DataListener> listener = nullptr;
     std::shared_ptr<Waker> waker;
-    int64_t slot_bytes;
-    int num_slots;
-    int64_t tokens;  // of the longest sequence
   };
   explicit DecodeHere(Options options);
   ~DecodeHere() override;

@@ -95,14 +95,14 @@ std::unique_ptr<Endpoint> MakeWakingEndpoint(Side side, DeviceId device, int cta
       .value();
 }
 
-DecodeProcess::DecodeProcess(const Options& options) {
+DecodeProcess::DecodeProcess(const EndOptions& end, int ctas) {
   int questions[2];
   int answers[2];
   EXPECT_EQ(pipe(questions), 0);
   EXPECT_EQ(pipe(answers), 0);
-  const std::string variable = absl::StrCat(
-      kVariable, "=", questions[0], " ", answers[1], " ", options.gpu.cuda, " ", options.ctas, " ",
-      options.slot_bytes, " ", options.num_slots, " ", options.tokens);
+  const std::string variable =
+      absl::StrCat(kVariable, "=", questions[0], " ", answers[1], " ", end.gpu.cuda, " ", ctas, " ",
+                   end.slot_bytes, " ", end.num_slots, " ", end.tokens);
   pid_ = fork();
   if (pid_ == 0) {
     close(questions[1]);
@@ -189,13 +189,13 @@ std::optional<int> RunAsDecodeProcess() {
     return 1;
   }
   auto waker = std::make_shared<Waker>();
-  DecodeHere decode({.gpu = DeviceId{gpu},
+  DecodeHere decode({.end = {.gpu = DeviceId{gpu},
+                             .slot_bytes = slot_bytes,
+                             .num_slots = num_slots,
+                             .tokens = tokens},
                      .listener = std::make_unique<Listener>(
                          MakeWakingEndpoint(Side::kDecode, DeviceId{gpu}, ctas, waker)),
-                     .waker = waker,
-                     .slot_bytes = slot_bytes,
-                     .num_slots = num_slots,
-                     .tokens = tokens});
+                     .waker = waker});
   bool asked = WriteAnswer(answers, decode.instance().ToString() + " " + decode.address());
   Question question;
   while (asked && ReadAll(questions, &question, sizeof(question), -1)) {

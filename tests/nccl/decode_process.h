@@ -17,15 +17,8 @@ std::unique_ptr<Endpoint> MakeWakingEndpoint(Side side, DeviceId device, int cta
 
 class DecodeProcess final : public DecodeEnd {
  public:
-  struct Options {
-    DeviceId gpu;
-    int ctas;
-    int64_t slot_bytes;
-    int num_slots;
-    int64_t tokens;  // of the longest sequence
-  };
   // The test fails if the process does not come up; what is asked of it then is empty.
-  explicit DecodeProcess(const Options& options);
+  DecodeProcess(const EndOptions& end, int ctas);
   ~DecodeProcess() override;  // ends it and waits
 
   InstanceId instance() const override { return instance_; }

@@ -23,6 +23,14 @@ struct GpuSide {
   std::unique_ptr<CachePool> pool;
 };
 
+// One end of a measured hand-off.
+struct EndOptions {
+  DeviceId gpu;
+  int64_t slot_bytes;
+  int num_slots;
+  int64_t tokens;  // of the longest sequence
+};
+
 // As workers with links over NCCL have them.
 LinkTimes TimesOfWorkers();
 

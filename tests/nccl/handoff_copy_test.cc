@@ -22,6 +22,8 @@ constexpr DeviceId kGpu{0};
 
 std::unique_ptr<HandoffPair> OverCopies(double bytes_per_second, int64_t slot_bytes, int num_slots,
                                         int64_t tokens) {
+  const EndOptions end = {
+      .gpu = kGpu, .slot_bytes = slot_bytes, .num_slots = num_slots, .tokens = tokens};
   auto prefill_waker = std::make_shared<Waker>();
   auto decode_waker = std::make_shared<Waker>();
   auto network = std::make_shared<CopyNetwork>(kGpu.cuda, bytes_per_second,
@@ -30,19 +32,13 @@ std::unique_ptr<HandoffPair> OverCopies(double bytes_per_second, int64_t slot_by
                                                  decode_waker->Wake();
                                                });
   auto decode = std::make_unique<DecodeHere>(
-      DecodeHere::Options{.gpu = kGpu,
+      DecodeHere::Options{.end = end,
                           .listener = std::make_unique<CopyListener>(network),
-                          .waker = decode_waker,
-                          .slot_bytes = slot_bytes,
-                          .num_slots = num_slots,
-                          .tokens = tokens});
+                          .waker = decode_waker});
   return std::make_unique<HandoffPair>(
-      HandoffPair::Options{.gpu = kGpu,
+      HandoffPair::Options{.end = end,
                            .dialer = std::make_unique<CopyDialer>(network),
-                           .waker = prefill_waker,
-                           .slot_bytes = slot_bytes,
-                           .num_slots = num_slots,
-                           .tokens = tokens},
+                           .waker = prefill_waker},
       std::move(decode));
 }
 

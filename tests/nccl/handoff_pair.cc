@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 HandoffPair::HandoffPair(Options options, std::unique_ptr<DecodeEnd> decode)
     : shape_(FlashShape()),
       options_(std::move(options)),
-      gpu_(options_.gpu, shape_, options_.tokens),
+      gpu_(options_.end.gpu, shape_, options_.end.tokens),
       decode_(std::move(decode)),
       control_(grpc::InsecureChannelCredentials(), TimesOfWorkers(),
                [waker = options_.waker] { waker->Wake(); }) {
@@ -28,8 +28,8 @@ HandoffPair::HandoffPair(Options options, std::unique_ptr<DecodeEnd> decode)
                                 .control = &control_,
                                 .data = {options_.dialer.get()},
                                 .metrics = &metrics_,
-                                .num_slots = options_.num_slots,
-                                .slot_bytes = options_.slot_bytes,
+                                .num_slots = options_.end.num_slots,
+                                .slot_bytes = options_.end.slot_bytes,
                                 .times = TimesOfWorkers()})
                 .value();
 }

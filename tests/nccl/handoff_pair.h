@@ -15,12 +15,9 @@ namespace lodestone::nccl {
 class HandoffPair {
  public:
   struct Options {
-    DeviceId gpu;
+    EndOptions end;
     std::unique_ptr<DataDialer> dialer = nullptr;
     std::shared_ptr<Waker> waker;
-    int64_t slot_bytes;
-    int num_slots;
-    int64_t tokens;  // of the longest sequence
   };
   HandoffPair(Options options, std::unique_ptr<DecodeEnd> decode);
 
@@ -33,7 +30,7 @@ class HandoffPair {
                    std::vector<LeaseId>* leases);
 
   CachePool& prefill_pool() { return *gpu_.pool; }
-  DeviceId prefill_gpu() const { return options_.gpu; }
+  DeviceId prefill_gpu() const { return options_.end.gpu; }
   DecodeEnd& decode() { return *decode_; }
   std::string Phases() { return MeanPhases(metrics_) + " |" + decode_->Phases() + " ms"; }
 

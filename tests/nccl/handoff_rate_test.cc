@@ -22,33 +22,27 @@ enum class Form { kOneProcess, kTwoProcesses };
 
 std::unique_ptr<HandoffPair> OverNccl(Form form, int ctas, int64_t slot_bytes, int num_slots,
                                       int64_t tokens) {
+  const auto end_on = [&](DeviceId gpu) {
+    return EndOptions{
+        .gpu = gpu, .slot_bytes = slot_bytes, .num_slots = num_slots, .tokens = tokens};
+  };
   std::unique_ptr<DecodeEnd> decode;
   if (form == Form::kTwoProcesses) {
-    decode = std::make_unique<DecodeProcess>(DecodeProcess::Options{.gpu = kDecodeGpu,
-                                                                    .ctas = ctas,
-                                                                    .slot_bytes = slot_bytes,
-                                                                    .num_slots = num_slots,
-                                                                    .tokens = tokens});
+    decode = std::make_unique<DecodeProcess>(end_on(kDecodeGpu), ctas);
   } else {
     auto waker = std::make_shared<Waker>();
     decode = std::make_unique<DecodeHere>(DecodeHere::Options{
-        .gpu = kDecodeGpu,
+        .end = end_on(kDecodeGpu),
         .listener =
             std::make_unique<Listener>(MakeWakingEndpoint(Side::kDecode, kDecodeGpu, ctas, waker)),
-        .waker = waker,
-        .slot_bytes = slot_bytes,
-        .num_slots = num_slots,
-        .tokens = tokens});
+        .waker = waker});
   }
   auto waker = std::make_shared<Waker>();
   return std::make_unique<HandoffPair>(
-      HandoffPair::Options{.gpu = kPrefillGpu,
+      HandoffPair::Options{.end = end_on(kPrefillGpu),
                            .dialer = std::make_unique<Dialer>(
                                MakeWakingEndpoint(Side::kPrefill, kPrefillGpu, ctas, waker)),
-                           .waker = waker,
-                           .slot_bytes = slot_bytes,
-                           .num_slots = num_slots,
-                           .tokens = tokens},
+                           .waker = waker},
       std::move(decode));
 }
 

@@ -2,23 +2,15 @@
 
 #include "kernels/cuda/device/shared_memory.cuh"
 #include "kernels/cuda/device/top_k_filter.cuh"
+#include "kernels/cuda/device/top_k_sample.cuh"
 
 // A row of kernels/cuda/top_k.cu that one block holds in shared memory.
 namespace lodestone::cuda::top_k {
 
-// Signed integers in the order of numbers.
-__device__ inline int OrderOf(float number) {
-  const int bits = __float_as_int(number);
-  return bits ^ (bits >> 31 & INT32_MAX);
-}
-__device__ inline float OfOrder(int order) {
-  return __int_as_float(order ^ (order >> 31 & INT32_MAX));
-}
-
 // Each warp has a piece of the row, in two halves that the copy engine brings, so that all of it is
 // on its way at one time and no thread spends instructions on it. Before, a sample is loaded.
 struct HeldRow {
-  static constexpr int kSampleSlots = 2;
+  static constexpr int kSampleSlots = HeldSample::kSlots;
   static constexpr int kOwn = 8;           // float4 next to each other that a lane has of a half
   static constexpr int kHalf = 32 * kOwn;  // float4
   struct Memory {
@@ -81,66 +73,6 @@ struct HeldRow {
       }
     }
     __syncwarp();
-  }
-
-  // Of the sample's float4, each taken by its largest score.
-  struct Range {
-    float low;   // nearly all are above it
-    float high;  // without outliers, which make bins wide
-    float most;
-  };
-  __device__ Range RangeOf(const float (&maxima)[kSampleSlots], TopKShared& shared) const {
-    int low = __reduce_min_sync(~0u, OrderOf(fminf(fminf(maxima[0], maxima[1]), kInfinity)));
-    int high = __reduce_max_sync(~0u, OrderOf(fmaxf(fmaxf(maxima[0], maxima[1]), -kInfinity)));
-    if (lane == 0) {
-      shared.warp_ranges[warp] = uint2{static_cast<uint32_t>(low), static_cast<uint32_t>(high)};
-    }
-    __syncthreads();
-    const uint2 range = shared.warp_ranges[lane % Tile::kWarps];
-    low = static_cast<int>(range.x);
-    high = static_cast<int>(range.y);
-    const bool none = low > high;  // no numbers
-    const float most = OfOrder(__reduce_max_sync(~0u, high));
-    // The highest of the warps' lowest and the lowest of their highest; of a sorted row they are
-    // the wrong way round.
-    const float lower = OfOrder(__reduce_max_sync(~0u, none ? high : low));
-    const float upper = OfOrder(__reduce_min_sync(~0u, none ? low : high));
-    if (lower < upper) return {lower, fminf(most, upper + (upper - lower)), most};
-    return {OfOrder(__reduce_min_sync(~0u, low)), most, most};
-  }
-
-  // The sample, counted in bins.
-  struct Sample {
-    ScoreBins bins;
-    float high;
-    float most;
-  };
-  __device__ Sample CountSample(TopKShared& shared) const {
-    const float maxima[kSampleSlots] = {MaxOf(sample[0]), MaxOf(sample[1])};
-    const Range range = RangeOf(maxima, shared);
-    const ScoreBins bins{range.low, BinScale(range.high - range.low)};
-#pragma unroll
-    for (float score : maxima) {
-      AddSharedIf(score == score, SharedAddress(&shared.sample_bins[bins.Of(score)]), 1);
-    }
-    __syncthreads();
-    return {bins, range.high, range.most};
-  }
-  // What `share` float4 of the sample reach; -inf if none is known. REQUIRES: bounds[0] is -inf.
-  __device__ Bound FindBound(const Sample& counted, int share, TopKShared& shared) const {
-    if (warp == 0) {
-      const OwnBin own = FindOwnBin(static_cast<uint32_t>(share), shared.sample_bins);
-      // The lowest bin holds also what is below the range.
-      if (own.holds && own.bin.number > 0) {
-        shared.bounds[0] = counted.bins.LowerEdge(own.bin.number);
-      }
-    }
-    __syncthreads();
-    return BinsFrom(counted, shared.bounds[0]);
-  }
-  __device__ static Bound BinsFrom(const Sample& counted, float bound) {
-    const bool near = counted.most - bound <= 16 * (counted.high - bound);
-    return {bound, bound, BinScale((near ? counted.most : counted.high) - bound)};
   }
 
   __device__ void StoreTail() const {

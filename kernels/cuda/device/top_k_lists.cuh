@@ -193,7 +193,7 @@ __device__ inline uint32_t SelectFromGathered(const WarpList& list, const Bound&
 
 // The same of a row of which `count` scores of this warp are listed, and SelectFromLists could not,
 // or of which no bound is known.
-__device__ __noinline__ void SelectFromHeldRow(const HeldRow& row, const HeldRow::Sample& sample,
+__device__ __noinline__ void SelectFromHeldRow(const HeldRow& row, const HeldSample& sample,
                                                Bound bound, int count, uint32_t k, int32_t* out,
                                                TopKShared& shared) {
   const auto gathered = [&] {
@@ -209,7 +209,7 @@ __device__ __noinline__ void SelectFromHeldRow(const HeldRow& row, const HeldRow
     __syncthreads();
     if (threadIdx.x == 0) shared.bounds[0] = -kInfinity;
     __syncthreads();
-    if (total < k) bound = row.FindBound(sample, static_cast<int>(k), shared);
+    if (total < k) bound = sample.FindBound(static_cast<int>(k), shared);
   }
   row.StoreTail();
   if (!(bound.bound > -kInfinity)) {
